@@ -1,0 +1,264 @@
+"""A direct connection between the head and one shard.
+
+Dask places, names and watches the shards; steps and trajectories travel here. A
+channel is a TCP connection that the shard's own thread reads and writes, under the
+cluster's TLS certificates if it has any. Compared with an actor call it saves the
+event loops and message wrapping at both ends (``benchmarks/step.py`` measures both).
+
+A frame is a header, a small pickled blob, and a body of raw array bytes that is
+received straight into the arrays which the caller provides.
+"""
+
+from __future__ import annotations
+
+import hmac
+import pickle
+import secrets
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import cloudpickle
+
+from clusterenv.errors import ChannelClosed
+
+__all__ = ["Channel", "Header", "Listener", "dumps", "loads"]
+
+_HEADER = struct.Struct("<IIQ")
+_TOKEN_BYTES = 32
+_HANDSHAKE_SECONDS = 5.0
+_IOV_MAX = 512  # buffers per system call; Linux allows 1,024
+# A peer whose machine vanished without a word is noticed within half a minute.
+_KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
+
+Array: TypeAlias = Any
+"""A contiguous NumPy array; before Python 3.12 no type says that it is a buffer."""
+
+
+def dumps(value: Any) -> bytes:
+    """Pickle a value; functions and classes of ``__main__`` travel with it."""
+    try:
+        return pickle.dumps(value, protocol=5)
+    except Exception:
+        return cloudpickle.dumps(value, protocol=5)  # type: ignore[no-any-return]
+
+
+def loads(blob: bytes | bytearray) -> Any:
+    """Undo :func:`dumps`."""
+    return pickle.loads(blob)
+
+
+class Header(NamedTuple):
+    """What a frame is, and how much follows."""
+
+    kind: int
+    blob: int
+    body: int
+
+
+class Channel:
+    """One end of a connection; not for use by two threads at once."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._gather = not isinstance(sock, ssl.SSLSocket)  # TLS has no sendmsg
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEPALIVE:
+            if hasattr(socket, name):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+    @classmethod
+    def connect(
+        cls,
+        host: str,
+        port: int,
+        token: bytes,
+        context: ssl.SSLContext | None,
+        timeout: float,
+    ) -> Channel:
+        """Connect to a :class:`Listener` and prove that the head sent us."""
+        sock = socket.create_connection((host, port), timeout)
+        try:
+            if context is not None:
+                sock = context.wrap_socket(sock)
+            sock.settimeout(None)
+            sock.sendall(token)
+            return cls(sock)
+        except BaseException:
+            sock.close()
+            raise
+
+    def fileno(self) -> int:
+        """Return the file descriptor, for selectors."""
+        return self._sock.fileno()
+
+    def has_buffered(self) -> bool:
+        """Whether bytes were decrypted already, so that no selector would report them."""
+        return isinstance(self._sock, ssl.SSLSocket) and self._sock.pending() > 0
+
+    def send(self, kind: int, blob: bytes = b"", body: Sequence[Array] = ()) -> None:
+        """Send a frame; returns when the system has taken all of it."""
+        size = 0
+        for array in body:
+            size += array.nbytes
+        head = _HEADER.pack(kind, len(blob), size) + blob
+        try:
+            if not self._gather:
+                for part in _bytes_of((head, *body)):
+                    self._sock.sendall(part)
+                return
+            left = len(head) + size - self._sock.sendmsg((head, *body))
+            if left:
+                parts = _bytes_of((head, *body))
+                done = len(head) + size - left
+                while parts := _rest(parts, done):
+                    done = self._sock.sendmsg(parts[:_IOV_MAX])
+        except OSError as error:
+            raise ChannelClosed(f"the connection broke while sending: {error}") from error
+
+    def recv_header(self) -> Header:
+        """Wait for the next frame."""
+        raw = bytearray(_HEADER.size)
+        self._fill((raw,), _HEADER.size)
+        return Header(*_HEADER.unpack(raw))
+
+    def recv_blob(self, header: Header) -> Any:
+        """Read the frame's blob; ``None`` if it is empty."""
+        if not header.blob:
+            return None
+        raw = bytearray(header.blob)
+        self._fill((raw,), header.blob)
+        return loads(raw)
+
+    def recv_body(self, header: Header, arrays: Sequence[Array]) -> None:
+        """Read the frame's body into ``arrays``, which must be contiguous."""
+        size = 0
+        for array in arrays:
+            size += array.nbytes
+        if size != header.body:
+            raise ChannelClosed(f"expected a body of {size} bytes, got one of {header.body}")
+        self._fill(arrays, size)
+
+    def _fill(self, buffers: Sequence[bytearray | Array], size: int) -> None:
+        if not size:
+            return
+        try:
+            done = self._sock.recvmsg_into(buffers)[0] if self._gather else 0
+            if done == size:
+                return
+            if not done and self._gather:
+                raise ChannelClosed("the other end closed the connection")
+            parts = _bytes_of(buffers)
+            while parts := _rest(parts, done):
+                if self._gather:
+                    done = self._sock.recvmsg_into(parts[:_IOV_MAX])[0]
+                else:
+                    done = self._sock.recv_into(parts[0])
+                if not done:
+                    raise ChannelClosed("the other end closed the connection")
+        except OSError as error:
+            if isinstance(error, ChannelClosed):
+                raise
+            raise ChannelClosed(f"the connection broke while receiving: {error}") from error
+
+    def close(self) -> None:
+        """Close the connection; a thread that waits on it is woken."""
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self._sock.close()
+
+
+class Listener:
+    """Waits for the one connection of the head that knows the token."""
+
+    def __init__(
+        self,
+        host: str,
+        context: ssl.SSLContext | None = None,
+        ports: Sequence[int] | None = None,
+    ) -> None:
+        self._context = context
+        self.token = secrets.token_bytes(_TOKEN_BYTES)
+        self._sock = _bind(host, ports)
+        self.port: int = self._sock.getsockname()[1]
+
+    def accept(self, timeout: float) -> Channel:
+        """Return the head's channel; strangers are turned away without an answer.
+
+        Raises
+        ------
+        ChannelClosed
+            If the head did not come within ``timeout`` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        while (left := deadline - time.monotonic()) > 0:
+            self._sock.settimeout(left)
+            try:
+                sock, _ = self._sock.accept()
+            except TimeoutError:
+                break
+            except OSError as error:
+                raise ChannelClosed("the listener was closed") from error
+            channel = self._admit(sock)
+            if channel is not None:
+                return channel
+        raise ChannelClosed(f"the head did not connect within {timeout:g} s")
+
+    def _admit(self, sock: socket.socket) -> Channel | None:
+        try:
+            sock.settimeout(_HANDSHAKE_SECONDS)
+            if self._context is not None:
+                sock = self._context.wrap_socket(sock, server_side=True)
+            given = b""
+            while len(given) < _TOKEN_BYTES:
+                part = sock.recv(_TOKEN_BYTES - len(given))
+                if not part:
+                    break
+                given += part
+            if hmac.compare_digest(given, self.token):
+                sock.settimeout(None)
+                return Channel(sock)
+        except OSError:
+            pass
+        sock.close()
+        return None
+
+    def close(self) -> None:
+        """Stop listening."""
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self._sock.close()
+
+
+def _bind(host: str, ports: Sequence[int] | None) -> socket.socket:
+    candidates = range(ports[0], ports[1] + 1) if ports else (0,)
+    error: OSError | None = None
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for port in candidates:
+        try:
+            return socket.create_server((host, port), family=family, backlog=4)
+        except OSError as problem:
+            error = problem
+    raise OSError(f"no free port for a channel on {host} in {ports}: {error}")
+
+
+def _bytes_of(buffers: Sequence[bytes | bytearray | Array]) -> list[memoryview]:
+    """Return flat views of the bytes, without those that have none."""
+    views = [memoryview(buffer) for buffer in buffers]
+    return [view.cast("B") for view in views if view.nbytes]
+
+
+def _rest(parts: list[memoryview], done: int) -> list[memoryview]:
+    for position, part in enumerate(parts):
+        if done < part.nbytes:
+            return [part[done:], *parts[position + 1 :]]
+        done -= part.nbytes
+    return []

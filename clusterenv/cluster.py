@@ -1,0 +1,194 @@
+"""Turns whatever names a cluster into a connected Dask client."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import dask
+from distributed import Client, LocalCluster
+from distributed.deploy import Cluster
+
+from clusterenv import config
+from clusterenv.errors import ConfigError, NoWorkers
+
+__all__ = ["ClusterLike", "connect", "wait_for_workers"]
+
+ClusterLike: TypeAlias = Any  # str | PathLike | Client | Cluster | None; distributed is untyped
+"""Everything that :func:`connect` takes."""
+
+JOBQUEUES = {
+    "htcondor": "HTCondorCluster",
+    "lsf": "LSFCluster",
+    "moab": "MoabCluster",
+    "oar": "OARCluster",
+    "pbs": "PBSCluster",
+    "sge": "SGECluster",
+    "slurm": "SLURMCluster",
+}
+
+
+class _OwningClient(Client):  # type: ignore[misc]  # distributed is untyped
+    """A client that closes, with itself, the cluster that was started for it."""
+
+    def __init__(self, cluster: Cluster, **options: Any) -> None:
+        self._owned = cluster
+        super().__init__(cluster, **options)
+
+    def close(self, *args: Any, **kwargs: Any) -> Any:
+        result = super().close(*args, **kwargs)
+        owned, self._owned = self._owned, None
+        if owned is not None:
+            owned.close()
+        return result
+
+
+def connect(cluster: ClusterLike = None, **options: Any) -> Client:
+    """Connect to a Dask cluster, and start one if asked to.
+
+    Parameters
+    ----------
+    cluster
+        - ``None`` or ``"local"``: start a ``LocalCluster``, one single-threaded process
+          per core. ``close()`` of the returned client stops it.
+        - ``"tcp://…"`` or ``"tls://…"``: the address of a running scheduler.
+        - The path of a scheduler file.
+        - A ``distributed.Client``: returned as it is if it talks to workers directly,
+          otherwise a second client of the same scheduler is returned.
+        - Any Dask cluster object (``SLURMCluster``, ``KubeCluster``, …): it stays open
+          when the returned client is closed.
+        - The name of a dask-jobqueue class (``"slurm"``, ``"pbs"``, …), configured
+          through Dask's own configuration. ``close()`` of the client ends its jobs.
+    **options
+        Passed to the cluster that is started, or else to ``distributed.Client``.
+
+    Returns
+    -------
+    distributed.Client
+        With ``direct_to_workers=True``: an actor's results do not pass the scheduler.
+
+    Raises
+    ------
+    ConfigError
+        If ``cluster`` names nothing that can be connected to.
+
+    Examples
+    --------
+    >>> client = connect("local", n_workers=1)
+    >>> len(client.nthreads())
+    1
+    >>> client.close()
+    """
+    if cluster is None or cluster == "local":
+        # Dask's statistical profiler would take the GIL from the environments 100 times a second.
+        with dask.config.set({"distributed.worker.profile.enabled": False}):
+            return _start(LocalCluster, {**_local_defaults(), **options})
+    if isinstance(cluster, Client):
+        return _direct(cluster, options)
+    if isinstance(cluster, Cluster):
+        return _client(cluster, **options)
+    if isinstance(cluster, str) and "://" in cluster:
+        return _client(cluster, **options)
+    if isinstance(cluster, str) and cluster.lower() in JOBQUEUES:
+        return _start(_jobqueue_class(cluster.lower()), options)
+    if isinstance(cluster, (str, os.PathLike)):
+        path = Path(cluster)
+        if path.is_file():
+            return _client(scheduler_file=str(path), **options)
+        raise ConfigError(_unknown(str(cluster)))
+    raise ConfigError(
+        f"cluster={cluster!r} is a {type(cluster).__name__}; pass 'local', an address such as "
+        "'tcp://host:8786', a scheduler file, a distributed.Client or a Dask cluster object"
+    )
+
+
+def _client(address: str | Cluster | None = None, **options: Any) -> Client:
+    options.setdefault("timeout", config.seconds("timeout.connect"))
+    return Client(address, **{**options, "direct_to_workers": True})
+
+
+def _direct(client: Client, options: dict[str, Any]) -> Client:
+    if options:
+        raise ConfigError(
+            f"a Client takes no further options, got {sorted(options)}; "
+            "pass them where the Client is made"
+        )
+    if client.asynchronous:
+        raise ConfigError(
+            "the Client is asynchronous; ClusterEnv is called from ordinary code: "
+            "connect(Client(address))"
+        )
+    if client.status != "running":
+        raise ConfigError(f"the Client is {client.status}; pass one that is connected")
+    if client.direct_to_workers:
+        return client
+    return _client(client.scheduler.address, security=client.security)
+
+
+def _start(cls: Callable[..., Cluster], options: dict[str, Any]) -> Client:
+    cluster = cls(**options)
+    try:
+        return _OwningClient(
+            cluster, direct_to_workers=True, timeout=config.seconds("timeout.connect")
+        )
+    except BaseException:
+        cluster.close()
+        raise
+
+
+def _local_defaults() -> dict[str, Any]:
+    local = config.get("local")
+    address = local["dashboard-address"]
+    return {
+        "n_workers": local["n-workers"] or len(os.sched_getaffinity(0)),
+        "threads_per_worker": local["threads-per-worker"],
+        "dashboard_address": address,
+        # Without a dashboard Dask still serves metrics over HTTP: keep that on loopback.
+        "scheduler_kwargs": {"dashboard_address": address or "127.0.0.1:0"},
+        "worker_dashboard_address": "127.0.0.1:0",
+    }
+
+
+def _jobqueue_class(name: str) -> Callable[..., Cluster]:
+    try:
+        import dask_jobqueue
+    except ImportError as error:
+        raise ConfigError(
+            f"cluster={name!r} needs dask-jobqueue: pip install 'clusterenv[hpc]'"
+        ) from error
+    return getattr(dask_jobqueue, JOBQUEUES[name])  # type: ignore[no-any-return]
+
+
+def _unknown(name: str) -> str:
+    known = ["local", *JOBQUEUES]
+    close = difflib.get_close_matches(name.lower(), known, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return (
+        f"cluster={name!r} is no address, no existing scheduler file and none of "
+        f"{', '.join(known)}; {hint}An address looks like 'tcp://10.0.0.1:8786'."
+    )
+
+
+def wait_for_workers(client: Client, n: int, timeout: float) -> list[str]:
+    """Wait until ``n`` workers are there and return the addresses of all.
+
+    Raises
+    ------
+    NoWorkers
+        If fewer came within ``timeout`` seconds.
+    """
+    try:
+        client.wait_for_workers(n, timeout=timeout)
+    except TimeoutError as error:
+        found = len(client.nthreads())
+        raise NoWorkers(
+            f"waited {timeout:g} s for {n} worker{'s' if n > 1 else ''} at "
+            f"{client.scheduler.address}, {found} came. Start more workers, ask for fewer shards "
+            f"(shards={max(found, 1)}), or wait longer: "
+            "dask.config.set({'clusterenv.timeout.workers': '10 min'})"
+        ) from error
+    # scheduler_info() may show none under load; nthreads() asks the scheduler.
+    return sorted(client.nthreads())

@@ -1,0 +1,124 @@
+"""What every engine is: a group of environments that write into given columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode
+
+from clusterenv.infos import Packed
+from clusterenv.schema import Column, Layout
+
+__all__ = ["Engine", "EnvDescription", "EnvRaised", "Infos", "Recipe", "Slot"]
+
+EnvFactory = Callable[..., gym.Env[Any, Any]]
+
+Infos = Packed | Mapping[str, Any] | None
+"""Packed infos from the Gymnasium loop, a plain vector info from the other engines."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to make the environments; the same for every shard.
+
+    Parameters
+    ----------
+    env
+        A Gymnasium spec, the name of a task (EnvPool alone), a factory called for each
+        environment, or one factory per environment (by global env index).
+    kwargs
+        Passed to the spec or the factory.
+    wrappers
+        Applied to each environment, first to last.
+    engine
+        ``"gymnasium"``, ``"native"`` or ``"envpool"``.
+    autoreset_mode
+        What happens at the end of an episode.
+    """
+
+    env: str | EnvSpec | EnvFactory | tuple[EnvFactory, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    wrappers: tuple[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]], ...] = ()
+    engine: str = "gymnasium"
+    autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP
+
+
+@dataclass(frozen=True)
+class EnvDescription:
+    """What the head needs to know of the environments of a shard."""
+
+    observation_space: gym.Space[Any]
+    action_space: gym.Space[Any]
+    metadata: Mapping[str, Any]
+    render_mode: str | None
+    spec: EnvSpec | None
+    autoreset_mode: AutoresetMode
+    partial: bool
+    """Whether some of the environments can be stepped while the others wait."""
+    shard_invariant: bool
+    """Whether an environment's stream depends on its own seed alone, whatever the sharding."""
+
+
+class Slot(NamedTuple):
+    """The columns that one step fills: a row per environment."""
+
+    obs: list[Column]
+    reward: npt.NDArray[np.float64]
+    terminated: npt.NDArray[np.bool_]
+    truncated: npt.NDArray[np.bool_]
+
+    @classmethod
+    def empty(cls, layout: Layout, n: int) -> Slot:
+        """Allocate a slot for ``n`` environments."""
+        return cls(layout.empty(n), np.zeros(n), np.zeros(n, np.bool_), np.zeros(n, np.bool_))
+
+    def buffers(self, layout: Layout, rows: slice | npt.NDArray[np.intp]) -> list[Column]:
+        """Return the array columns of some rows, in the order in which they travel."""
+        columns = [self.obs[k][rows] for k in layout.arrays]
+        return [*columns, self.reward[rows], self.terminated[rows], self.truncated[rows]]
+
+
+class EnvRaised(Exception):
+    """An environment raised; ``__cause__`` is what it raised."""
+
+    def __init__(self, env: int, doing: str) -> None:
+        super().__init__(env, doing)
+        self.env = env
+        self.doing = doing
+
+
+class Engine(Protocol):
+    """A group of environments stepped together, with no knowledge of any cluster."""
+
+    num_envs: int
+    description: EnvDescription
+
+    def reset(
+        self,
+        slot: Slot,
+        seeds: Sequence[int | None],
+        options: dict[str, Any] | None,
+        mask: npt.NDArray[np.bool_] | None,
+    ) -> Infos:
+        """Reset all environments, or those of ``mask``, into ``slot``."""
+
+    def step(self, actions: Sequence[Column], slot: Slot, rows: Sequence[int] | None) -> Infos:
+        """Step all environments, or those of ``rows``, into ``slot``."""
+
+    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """Call a method, or read an attribute, of every environment."""
+
+    def set_attr(self, name: str, values: Sequence[Any]) -> None:
+        """Set an attribute of every environment."""
+
+    def render(self) -> list[Any]:
+        """Return a frame of every environment."""
+
+    def close(self) -> None:
+        """Close every environment."""

@@ -1,0 +1,162 @@
+"""The Gymnasium loop: any environment, one after the other, straight into columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode
+
+from clusterenv.envs.base import EnvDescription, EnvRaised, Infos, Recipe, Slot
+from clusterenv.infos import Rows, pack
+from clusterenv.schema import Column, Layout
+
+__all__ = ["LoopEngine"]
+
+
+class LoopEngine:
+    """Steps ``count`` environments, beginning at global index ``first``.
+
+    Equal to ``SyncVectorEnv`` in every value it returns. It differs in what it
+    does not do: no list of observations, no stacking, no copy of the result.
+    """
+
+    def __init__(self, recipe: Recipe, first: int, count: int) -> None:
+        self.num_envs = count
+        self._envs: list[gym.Env[Any, Any]] = []
+        try:
+            for index in range(first, first + count):
+                self._envs.append(_make(recipe, index))
+            self._check_equal(first)
+        except BaseException:
+            self.close()
+            raise
+        env = self._envs[0]
+        self.description = EnvDescription(
+            observation_space=env.observation_space,
+            action_space=env.action_space,
+            metadata={**env.metadata, "autoreset_mode": recipe.autoreset_mode},
+            render_mode=env.render_mode,
+            spec=env.spec,
+            autoreset_mode=recipe.autoreset_mode,
+            partial=True,
+            shard_invariant=True,
+        )
+        self._same_step = recipe.autoreset_mode is AutoresetMode.SAME_STEP
+        self._disabled = recipe.autoreset_mode is AutoresetMode.DISABLED
+        self._write = Layout(env.observation_space).write
+        self._action_rows = Layout(env.action_space).rows
+        self._ended = [False] * count
+
+    def _check_equal(self, first: int) -> None:
+        head = self._envs[0]
+        for row, env in enumerate(self._envs):
+            for kind in ("observation_space", "action_space"):
+                ours, theirs = getattr(head, kind), getattr(env, kind)
+                if ours != theirs:
+                    raise ValueError(
+                        f"all environments must have the same {kind}: environment {first} has "
+                        f"{ours}, environment {first + row} has {theirs}"
+                    )
+
+    def reset(
+        self,
+        slot: Slot,
+        seeds: Sequence[int | None],
+        options: dict[str, Any] | None,
+        mask: npt.NDArray[np.bool_] | None,
+    ) -> Infos:
+        rows = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
+        infos: Rows = []
+        row = 0
+        try:
+            for row in rows:
+                value, info = self._envs[row].reset(seed=seeds[row], options=options)
+                self._write(slot.obs, row, value)
+                slot.reward[row] = 0.0
+                slot.terminated[row] = slot.truncated[row] = self._ended[row] = False
+                if info:
+                    infos.append((row, info))
+        except Exception as error:
+            raise EnvRaised(row, "reset") from error
+        return pack(infos) if infos else None
+
+    def step(self, actions: Sequence[Column], slot: Slot, rows: Sequence[int] | None) -> Infos:
+        envs, ended, write = self._envs, self._ended, self._write
+        obs, rewards, terminations, truncations = slot
+        steps: Iterable[tuple[int, Any]] = (
+            enumerate(self._action_rows(actions))
+            if rows is None
+            else zip(rows, self._action_rows(actions), strict=True)
+        )
+        infos: Rows = []
+        row = 0
+        try:
+            for row, action in steps:
+                env = envs[row]
+                if ended[row]:
+                    if self._disabled:
+                        raise gym.error.ResetNeeded(
+                            "the episode is over; autoreset_mode is DISABLED"
+                        )
+                    value, info = env.reset()
+                    rewards[row] = 0.0
+                    terminations[row] = truncations[row] = ended[row] = False
+                else:
+                    value, rewards[row], terminated, truncated, info = env.step(action)
+                    terminations[row] = terminated
+                    truncations[row] = truncated
+                    if terminated or truncated:
+                        if self._same_step:
+                            infos.append((row, {"final_obs": value, "final_info": info}))
+                            value, info = env.reset()
+                        else:
+                            ended[row] = True
+                write(obs, row, value)
+                if info:
+                    infos.append((row, info))
+        except Exception as error:
+            raise EnvRaised(row, "step") from error
+        return pack(infos) if infos else None
+
+    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        results = []
+        for row, env in enumerate(self._envs):
+            try:
+                value = env.get_wrapper_attr(name)
+                results.append(value(*args, **kwargs) if callable(value) else value)
+            except Exception as error:
+                raise EnvRaised(row, f"call({name!r})") from error
+        return results
+
+    def set_attr(self, name: str, values: Sequence[Any]) -> None:
+        for env, value in zip(self._envs, values, strict=True):
+            env.set_wrapper_attr(name, value)
+
+    def render(self) -> list[Any]:
+        return self.call("render", (), {})
+
+    def close(self) -> None:
+        for env in self._envs:
+            env.close()
+
+
+def _make(recipe: Recipe, index: int) -> gym.Env[Any, Any]:
+    source = recipe.env
+    if isinstance(source, (str, EnvSpec)):
+        env: gym.Env[Any, Any] = gym.make(source, **recipe.kwargs)
+    else:
+        factory = source[index] if isinstance(source, tuple) else source
+        env = factory(**recipe.kwargs)
+    if not isinstance(env, gym.Env):
+        raise TypeError(
+            f"the factory of environment {index} returned {type(env).__name__}, "
+            "expected a gymnasium.Env: make_vec(lambda: gymnasium.make('CartPole-v1'), 8)"
+        )
+    for wrapper in recipe.wrappers:
+        env = wrapper(env)
+    return env

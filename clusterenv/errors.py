@@ -1,0 +1,79 @@
+"""Every error that ClusterEnv raises on purpose.
+
+Each also derives from the exception that Gymnasium or Python raises in the
+same situation, so ``except`` clauses written for ``SyncVectorEnv`` still work.
+"""
+
+from __future__ import annotations
+
+from gymnasium import error as gym_error
+
+__all__ = [
+    "ActionError",
+    "ChannelClosed",
+    "ClosedError",
+    "ClusterEnvError",
+    "ConfigError",
+    "EnvError",
+    "NoWorkers",
+    "NothingSent",
+    "ResetNeeded",
+    "ResultsPending",
+    "UnknownEnv",
+    "WorkerLost",
+]
+
+
+class ClusterEnvError(Exception):
+    """Base of all errors raised by ClusterEnv."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+
+
+class ConfigError(ClusterEnvError, ValueError):
+    """An argument or setting that cannot work."""
+
+
+class UnknownEnv(ClusterEnvError, gym_error.UnregisteredEnv):
+    """No environment is registered under this id."""
+
+
+class NoWorkers(ClusterEnvError, TimeoutError):
+    """The cluster did not offer enough workers in time."""
+
+
+class WorkerLost(ClusterEnvError, ConnectionError):
+    """A worker that held a shard is gone."""
+
+
+class EnvError(ClusterEnvError, RuntimeError):
+    """An environment or its factory raised on a worker."""
+
+
+class ActionError(ClusterEnvError, ValueError):
+    """Actions of the wrong number, shape or dtype."""
+
+
+class ResetNeeded(ClusterEnvError, gym_error.ResetNeeded):
+    """An environment was stepped before it was reset."""
+
+
+class NothingSent(ClusterEnvError, gym_error.NoAsyncCallError):
+    """``recv`` was called while no environment had anything to answer."""
+
+    name = "recv"
+
+
+class ResultsPending(ClusterEnvError, gym_error.AlreadyPendingCallError):
+    """An environment was addressed while its last result was still to be received."""
+
+    name = "send"
+
+
+class ClosedError(ClusterEnvError, gym_error.ClosedEnvironmentError):
+    """The environment was used after it was closed."""
+
+
+class ChannelClosed(ClusterEnvError, ConnectionError):
+    """The other end of a channel is gone."""

@@ -1,0 +1,303 @@
+"""Places shards on workers, connects to them, and notices when one is lost."""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import uuid
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from distributed import Client
+
+from clusterenv import config
+from clusterenv.channel import Array, Channel, Header, loads
+from clusterenv.cluster import wait_for_workers
+from clusterenv.envs import EnvDescription
+from clusterenv.errors import ChannelClosed, ConfigError, EnvError, WorkerLost
+from clusterenv.shard import Failure, Frame, Opened, Shard, ShardSpec
+
+__all__ = ["Fleet", "Share", "place", "split"]
+
+logger = logging.getLogger("clusterenv")
+
+_KEY = "clusterenv-shard"
+# Unanswered requests up to this size fit into the sockets' buffers whatever the shard
+# does; beyond it, answers are read first, or both sides could wait for the other to read.
+_UNANSWERED_BYTES = 65_536
+_WATCH_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Share:
+    """The environments of one shard: ``count`` of them, from global index ``first``."""
+
+    first: int
+    count: int
+
+
+def split(num_envs: int, shards: int) -> list[Share]:
+    """Split environments over shards as evenly as possible, larger shares first.
+
+    >>> split(7, 3)
+    [Share(first=0, count=3), Share(first=3, count=2), Share(first=5, count=2)]
+    """
+    small, more = divmod(num_envs, shards)
+    counts = [small + (index < more) for index in range(shards)]
+    return [Share(sum(counts[:index]), count) for index, count in enumerate(counts)]
+
+
+def place(load: dict[str, int], shards: int) -> list[str]:
+    """Choose a worker for each shard: the least loaded ones, each once.
+
+    >>> place({"a": 1, "b": 0, "c": 0}, 2)
+    ['b', 'c']
+    """
+    return sorted(load, key=lambda worker: (load[worker], worker))[:shards]
+
+
+class Answer(NamedTuple):
+    """What a shard sent back, still to be read by the request's reader."""
+
+    link: Link
+    value: Any
+
+
+Reader = Callable[["Link", Header, Any], Any]
+"""Reads the body of an answer, given its header and blob, and returns the value."""
+
+
+class Link:
+    """The head's end of one shard."""
+
+    def __init__(self, spec: ShardSpec, worker: str, future: Any) -> None:
+        self.index = spec.index
+        self.share = Share(spec.first, spec.count)
+        self.span = slice(spec.first, spec.first + spec.count)
+        self.rows = np.arange(spec.first, spec.first + spec.count)
+        self.rows.setflags(write=False)  # handed out as info["env_id"]
+        self.worker = worker
+        self.future = future  # holding the Actor alone can lose it
+        self.actor: Any = None
+        self.channel: Channel | None = None
+        self.unanswered: deque[tuple[int, Reader]] = deque()
+
+    def __str__(self) -> str:
+        first, last = self.span.start, self.span.stop - 1
+        return f"shard {self.index} (environments {first}–{last}) on {self.worker}"
+
+    @property
+    def unanswered_bytes(self) -> int:
+        """Bytes of the requests that the shard may not have read yet."""
+        return sum(size for size, _ in self.unanswered)
+
+
+class Fleet:
+    """The shards of one :class:`~clusterenv.ClusterEnv`, and the way to talk to them."""
+
+    def __init__(self, client: Client, recipe: bytes, shares: Sequence[Share]) -> None:
+        self._client = client
+        self._selector = selectors.DefaultSelector()
+        self._ready: deque[Answer] = deque()
+        self.links: list[Link] = []
+        try:
+            self._place(recipe, shares)
+            self.description = self._open()
+        except BaseException:
+            self.close(config.seconds("timeout.close"))
+            raise
+
+    def _place(self, recipe: bytes, shares: Sequence[Share]) -> None:
+        workers = wait_for_workers(self._client, len(shares), config.seconds("timeout.workers"))
+        held = self._client.has_what()
+        load = {
+            worker: sum(str(key).startswith(_KEY) for key in held.get(worker, ()))
+            for worker in workers
+        }
+        ports = config.get("channel.ports")
+        name = uuid.uuid4().hex
+        for index, (share, worker) in enumerate(zip(shares, place(load, len(shares)), strict=True)):
+            spec = ShardSpec(
+                index=index,
+                first=share.first,
+                count=share.count,
+                recipe=recipe,
+                ports=tuple(ports) if ports else None,
+                accept_timeout=config.seconds("timeout.connect"),
+            )
+            future = self._client.submit(
+                Shard,
+                spec,
+                key=f"{_KEY}-{name}-{index}",
+                workers=[worker],
+                allow_other_workers=False,
+                actor=True,
+                pure=False,
+            )
+            self.links.append(Link(spec, worker, future))
+
+    def _open(self) -> EnvDescription:
+        for link in self.links:
+            link.actor = link.future.result()
+        # Environments of all shards are made at the same time.
+        opening = [(link, link.actor.open()) for link in self.links]
+        descriptions = []
+        for link, future in opening:
+            try:
+                opened: Opened | Failure = future.result()
+            except OSError as error:
+                raise self._lost(link) from error
+            if isinstance(opened, Failure):
+                raise _env_error(link, opened)
+            descriptions.append(opened.description)
+            self._connect(link, opened)
+        _check_same(self.links, descriptions)
+        return descriptions[0]
+
+    def _connect(self, link: Link, opened: Opened) -> None:
+        context = None
+        if link.worker.startswith("tls://"):
+            context = self._client.security.get_connection_args("client")["ssl_context"]
+        timeout = config.seconds("timeout.connect")
+        try:
+            link.channel = Channel.connect(opened.host, opened.port, opened.token, context, timeout)
+        except OSError as error:
+            raise WorkerLost(
+                f"cannot reach {link} at {opened.host}:{opened.port}: {error}. Steps travel "
+                "directly between this process and the workers: if a firewall leaves only some "
+                "ports open, name them: dask.config.set({'clusterenv.channel.ports': [9000, 9100]})"
+            ) from error
+        self._selector.register(link.channel, selectors.EVENT_READ, link)
+
+    def send(
+        self,
+        link: Link,
+        kind: Frame,
+        reader: Reader,
+        blob: bytes = b"",
+        body: Sequence[Array] = (),
+    ) -> None:
+        """Send a request; its answer will be read by ``reader``."""
+        assert link.channel is not None
+        size = len(blob) + sum(array.nbytes for array in body)
+        while link.unanswered and link.unanswered_bytes + size > _UNANSWERED_BYTES:
+            self._read(link)
+        try:
+            link.channel.send(kind, blob, body)
+        except ChannelClosed as error:
+            raise self._lost(link) from error
+        link.unanswered.append((size, reader))
+
+    def recv(self, timeout: float | None = None) -> Answer | None:
+        """Return the next answer of any shard, or ``None`` after ``timeout`` seconds."""
+        if self._ready:
+            return self._ready.popleft()
+        waited = 0.0
+        while True:
+            for link in self._readable(_WATCH_SECONDS if timeout is None else timeout):
+                self._read(link)
+            if self._ready:
+                return self._ready.popleft()
+            waited += _WATCH_SECONDS
+            if timeout is not None and waited >= timeout:
+                return None
+            self._watch()
+
+    def _readable(self, timeout: float) -> list[Link]:
+        buffered = [link for link in self.links if link.channel and link.channel.has_buffered()]
+        if buffered:
+            return buffered
+        return [key.data for key, _ in self._selector.select(timeout)]
+
+    def _read(self, link: Link) -> None:
+        assert link.channel is not None
+        try:
+            header = link.channel.recv_header()
+            blob = link.channel.recv_blob(header)
+            _, reader = link.unanswered.popleft()
+            if header.kind == Frame.FAILED:
+                raise _env_error(link, blob)
+            self._ready.append(Answer(link, reader(link, header, blob)))
+        except ChannelClosed as error:
+            raise self._lost(link) from error
+
+    def _watch(self) -> None:
+        # A machine that vanishes closes no connection; Dask's scheduler notices it.
+        for link in self.links:
+            if link.unanswered and link.future.status in ("lost", "cancelled", "error"):
+                raise self._lost(link)
+
+    def _lost(self, link: Link) -> WorkerLost:
+        return WorkerLost(
+            f"{link} is gone: its process ended or cannot be reached. "
+            "The worker's log says why (often: out of memory, walltime, a crash in native code)."
+        )
+
+    def close(self, timeout: float) -> None:
+        """Stop all shards; environments that do not stop in time are named in the log."""
+        for link in self.links:
+            if link.channel is not None:
+                self._selector.unregister(link.channel)
+                link.channel.close()
+                link.channel = None
+        self._selector.close()
+        if self._client.status == "running":
+            closing = [
+                (link, link.actor.close(timeout)) for link in self.links if self._alive(link)
+            ]
+            for link, future in closing:
+                try:
+                    ended = future.result(timeout=timeout + _WATCH_SECONDS)
+                except (OSError, RuntimeError, TimeoutError):
+                    ended = link.future.status != "finished"  # a lost worker runs nothing
+                if not ended:
+                    logger.warning(
+                        "%s did not stop within %g s: an environment hangs. To end its process: "
+                        "client.restart_workers([%r])",
+                        link,
+                        timeout,
+                        link.worker,
+                    )
+        for link in self.links:
+            link.future.release()
+        self.links.clear()
+
+    @staticmethod
+    def _alive(link: Link) -> bool:
+        return link.actor is not None and link.future.status == "finished"
+
+
+def _check_same(links: Sequence[Link], descriptions: Sequence[EnvDescription]) -> None:
+    first = descriptions[0]
+    for link, other in zip(links, descriptions, strict=True):
+        for kind in ("observation_space", "action_space"):
+            ours, theirs = getattr(first, kind), getattr(other, kind)
+            if ours != theirs:
+                raise ConfigError(
+                    f"all environments must have the same {kind}: {links[0]} has {ours}, "
+                    f"{link} has {theirs}"
+                )
+
+
+def _env_error(link: Link, failure: Failure) -> Exception:
+    cause: BaseException | None = None
+    if failure.error is not None:
+        try:
+            cause = loads(failure.error)
+        except Exception:
+            cause = None
+    if isinstance(cause, ConfigError):
+        return cause
+    which = "an environment" if failure.env is None else f"environment {failure.env}"
+    hint = ""
+    if isinstance(cause, ImportError):
+        hint = "\nIs the package installed on the workers?"
+    error = EnvError(
+        f"{which} of {link} raised in {failure.doing}.{hint}\n\n"
+        f"On the worker:\n{failure.traceback.rstrip()}"
+    )
+    error.__cause__ = cause
+    return error

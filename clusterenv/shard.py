@@ -1,0 +1,250 @@
+"""The Dask actor: a group of environments in a thread of its own on a worker.
+
+Dask calls the ``async`` methods on the worker's event loop; they only start, watch and
+stop the thread. The thread makes the environments, steps them and talks to the head
+over its channel, so nothing that takes long ever runs on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import threading
+import traceback
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from distributed import get_worker
+from distributed.comm import get_address_host
+
+from clusterenv.channel import Channel, Header, Listener, dumps, loads
+from clusterenv.envs import Engine, EnvDescription, EnvRaised, Slot, build
+from clusterenv.errors import ChannelClosed
+from clusterenv.schema import Column, Layout
+
+__all__ = [
+    "CallRequest",
+    "Failure",
+    "Frame",
+    "Opened",
+    "ResetRequest",
+    "Shard",
+    "ShardSpec",
+    "StepRequest",
+]
+
+
+class Frame(enum.IntEnum):
+    """Kinds of frames on a channel."""
+
+    RESET = 1
+    STEP = 2
+    CALL = 3
+    RESULT = 11
+    VALUE = 12
+    FAILED = 13
+
+
+@dataclass(frozen=True)
+class ShardSpec:
+    """One shard's share of the environments."""
+
+    index: int
+    first: int
+    count: int
+    recipe: bytes
+    """A pickled :class:`~clusterenv.envs.Recipe`, unpickled in the shard's thread."""
+    ports: tuple[int, int] | None
+    accept_timeout: float
+
+
+class Failure(NamedTuple):
+    """Something that was raised on a worker, as it travels to the head."""
+
+    env: int | None
+    """Global env index, if one environment is to blame."""
+    doing: str
+    error: bytes | None
+    """The pickled exception, if it can be pickled."""
+    traceback: str
+
+
+class Opened(NamedTuple):
+    """A shard that is ready: where its channel listens and what its environments are."""
+
+    host: str
+    port: int
+    token: bytes
+    description: EnvDescription
+
+
+class ResetRequest(NamedTuple):
+    """Blob of a ``RESET`` frame."""
+
+    seeds: list[int | None]
+    options: dict[str, Any] | None
+    mask: npt.NDArray[np.bool_] | None
+
+
+class CallRequest(NamedTuple):
+    """Blob of a ``CALL`` frame: a method of the engine and its arguments."""
+
+    method: str
+    args: tuple[Any, ...]
+
+
+class StepRequest(NamedTuple):
+    """Blob of a ``STEP`` frame; the array columns of the actions are its body.
+
+    An empty blob stands for all environments and the dtypes of the action space.
+    """
+
+    rows: npt.NDArray[np.intp] | None
+    dtypes: list[np.dtype[Any]]
+    objects: list[Column]
+
+
+class Shard:
+    """The actor. One per worker process and :class:`~clusterenv.ClusterEnv`."""
+
+    def __init__(self, spec: ShardSpec) -> None:
+        worker = get_worker()
+        self._spec = spec
+        self._host = _bindable_host(worker.address)
+        self._tls = (
+            worker.security.get_listen_args("worker")["ssl_context"]
+            if worker.address.startswith("tls://")
+            else None
+        )
+        self._opened: Future[Opened | Failure] = Future()
+        self._ended: Future[None] = Future()
+        self._listener: Listener | None = None
+        self._channel: Channel | None = None
+        self._thread = threading.Thread(
+            target=self._run, name=f"clusterenv-shard-{spec.index}", daemon=True
+        )
+
+    async def open(self) -> Opened | Failure:
+        """Make the environments and begin to listen."""
+        self._thread.start()
+        return await asyncio.wrap_future(self._opened)
+
+    async def close(self, timeout: float) -> bool:
+        """Stop the thread; return whether it ended in time."""
+        for end in (self._channel, self._listener):
+            if end is not None:
+                end.close()
+        try:
+            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._ended)), timeout)
+        except TimeoutError:
+            return False
+        return True
+
+    def _run(self) -> None:
+        engine: Engine | None = None
+        try:
+            try:
+                recipe = loads(self._spec.recipe)
+                engine = build(recipe, self._spec.first, self._spec.count)
+                self._listener = Listener(self._host, self._tls, self._spec.ports)
+            except BaseException as error:
+                self._opened.set_result(_failure(error, self._spec.first, "make"))
+                return
+            self._opened.set_result(
+                Opened(self._host, self._listener.port, self._listener.token, engine.description)
+            )
+            self._channel = self._listener.accept(self._spec.accept_timeout)
+            self._listener.close()
+            _Server(engine, self._channel, self._spec.first).run()
+        except ChannelClosed:
+            pass  # the head is gone or has closed us
+        finally:
+            for end in (self._channel, self._listener):
+                if end is not None:
+                    end.close()
+            if engine is not None:
+                engine.close()
+            self._ended.set_result(None)
+
+
+class _Server:
+    """Answers the head's frames, in order."""
+
+    def __init__(self, engine: Engine, channel: Channel, first: int) -> None:
+        self._engine = engine
+        self._channel = channel
+        self._first = first
+        self._layout = Layout(engine.description.observation_space)
+        self._actions = Layout(engine.description.action_space)
+        self._slot = Slot.empty(self._layout, engine.num_envs)
+        self._whole = StepRequest(None, self._actions.dtypes, [])
+
+    def run(self) -> None:
+        """Serve until the channel closes."""
+        while True:
+            header = self._channel.recv_header()
+            request = self._channel.recv_blob(header)
+            actions: list[Column] = []
+            if header.kind == Frame.STEP:
+                # Read the body before anything can raise: the next frame follows it.
+                request = StepRequest(*request) if request else self._whole
+                actions = self._read_actions(header, request)
+            try:
+                self._answer(header.kind, request, actions)
+            except ChannelClosed:
+                raise
+            except Exception as error:
+                failure = _failure(error, self._first, "step")
+                self._channel.send(Frame.FAILED, dumps(failure))
+
+    def _read_actions(self, header: Header, request: StepRequest) -> list[Column]:
+        n = self._engine.num_envs if request.rows is None else len(request.rows)
+        arrays = [
+            np.empty((n, *self._actions.leaves[k].shape), dtype)
+            for k, dtype in zip(self._actions.arrays, request.dtypes, strict=True)
+        ]
+        self._channel.recv_body(header, arrays)
+        if not request.objects:
+            return arrays
+        columns: list[Column] = [np.empty(0)] * len(self._actions.leaves)
+        for k, array in zip(self._actions.arrays, arrays, strict=True):
+            columns[k] = array
+        for k, column in zip(self._actions.objects, request.objects, strict=True):
+            columns[k] = column
+        return columns
+
+    def _answer(self, kind: int, request: Any, actions: list[Column]) -> None:
+        rows: npt.NDArray[np.intp] | None = None
+        if kind == Frame.STEP:
+            rows = request.rows
+            infos = self._engine.step(actions, self._slot, None if rows is None else rows.tolist())
+        elif kind == Frame.RESET:
+            seeds, options, mask = request
+            infos = self._engine.reset(self._slot, seeds, options, mask)
+        else:
+            method, args = request
+            self._channel.send(Frame.VALUE, dumps(getattr(self._engine, method)(*args)))
+            return
+        where = slice(None) if rows is None else rows
+        objects = [self._slot.obs[k][where] for k in self._layout.objects]
+        blob = dumps((infos, objects)) if infos or objects else b""
+        self._channel.send(Frame.RESULT, blob, self._slot.buffers(self._layout, where))
+
+
+def _failure(error: BaseException, first: int, doing: str) -> Failure:
+    env = None
+    if isinstance(error, EnvRaised) and error.__cause__ is not None:
+        env, doing, error = first + error.env, error.doing, error.__cause__
+    try:
+        pickled = dumps(error)
+    except Exception:
+        pickled = None
+    return Failure(env, doing, pickled, "".join(traceback.format_exception(error)))
+
+
+def _bindable_host(address: str) -> str:
+    # Workers of LocalCluster(processes=False) have no address of their own.
+    return "127.0.0.1" if address.startswith("inproc://") else get_address_host(address)

@@ -1,0 +1,610 @@
+"""``ClusterEnv``: Gymnasium's vector environment over a fleet of shards."""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import cloudpickle
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from distributed import Client
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from clusterenv import config
+from clusterenv.channel import Header, dumps
+from clusterenv.cluster import ClusterLike, connect
+from clusterenv.envs import ENGINES, Infos, Recipe, Slot
+from clusterenv.errors import (
+    ActionError,
+    ClosedError,
+    ConfigError,
+    NothingSent,
+    ResetNeeded,
+    ResultsPending,
+    UnknownEnv,
+)
+from clusterenv.fleet import Answer, Fleet, Link, split
+from clusterenv.infos import merge, merge_vector
+from clusterenv.schema import Column, Layout
+from clusterenv.shard import CallRequest, Frame, ResetRequest, StepRequest
+
+__all__ = ["ClusterEnv", "make_vec"]
+
+Rows = npt.NDArray[np.intp]
+StepResult = tuple[
+    Any, npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]
+]
+
+_open: weakref.WeakSet[ClusterEnv] = weakref.WeakSet()
+
+
+def make_vec(
+    env: str | EnvSpec | Callable[..., gym.Env[Any, Any]] | Sequence[Callable[..., Any]],
+    num_envs: int,
+    *,
+    shards: int | None = None,
+    cluster: ClusterLike = None,
+    engine: str = "auto",
+    autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+    wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] = (),
+    **env_kwargs: Any,
+) -> ClusterEnv:
+    """Make a vector environment whose environments live on a Dask cluster.
+
+    Parameters
+    ----------
+    env
+        A Gymnasium id or spec, a callable that makes one environment, or a sequence of
+        ``num_envs`` such callables, as ``SyncVectorEnv`` takes them.
+    num_envs
+        Number of environments.
+    shards
+        Number of groups they are split into, each on a worker process of its own.
+        By default one per worker that the cluster has now.
+    cluster
+        Whatever :func:`clusterenv.connect` takes; by default a ``LocalCluster`` that
+        is stopped again by ``close()``.
+    engine
+        ``"auto"`` and ``"gymnasium"``: any environment, equal to ``SyncVectorEnv``.
+        ``"native"``: the environment's own ``vector_entry_point``. ``"envpool"``:
+        EnvPool's task of this name. See ``docs/engines.md`` for what the last two change.
+    autoreset_mode
+        ``NEXT_STEP``, ``SAME_STEP`` or ``DISABLED``.
+    wrappers
+        Applied to each environment on the worker, first to last.
+    **env_kwargs
+        Passed to the environment.
+
+    Raises
+    ------
+    ConfigError, UnknownEnv, NoWorkers, EnvError
+        At once, and with nothing left running.
+
+    Examples
+    --------
+    >>> import clusterenv
+    >>> envs = clusterenv.make_vec("CartPole-v1", 4, shards=2)
+    >>> obs, info = envs.reset(seed=1)
+    >>> obs.shape
+    (4, 4)
+    >>> obs, reward, terminated, truncated, info = envs.step([0, 1, 0, 1])
+    >>> envs.close()
+    """
+    recipe = _recipe(env, num_envs, engine, autoreset_mode, wrappers, env_kwargs)
+    _check_counts(num_envs, shards)
+    try:
+        pickled = cloudpickle.dumps(recipe)
+    except Exception as error:
+        raise ConfigError(
+            f"the environment cannot be sent to a worker: {error}. Pass an id, or a function "
+            "that makes everything it needs itself: make_vec(lambda: MyEnv(size=5), 8)"
+        ) from error
+    starts_local = cluster is None or cluster == "local"
+    # More shards than cores: our own cluster gets a process for each.
+    client = connect(cluster, **({"n_workers": shards} if starts_local and shards else {}))
+    owned = client if client is not cluster else None
+    try:
+        count = shards or min(num_envs, max(1, len(client.nthreads())))
+        fleet = Fleet(client, pickled, split(num_envs, count))
+    except BaseException:
+        if owned is not None:
+            owned.close()
+        raise
+    return ClusterEnv(fleet, owned_client=owned)
+
+
+class ClusterEnv(VectorEnv[Any, Any, Any]):
+    """A ``gymnasium.vector.VectorEnv`` over the shards of a fleet; see :func:`make_vec`.
+
+    ``reset`` and ``step`` wait for all shards. With ``async_reset``, ``send`` and ``recv``
+    the head answers each shard as soon as it is ready, so that no worker waits for another.
+
+    Examples
+    --------
+    >>> import clusterenv
+    >>> with clusterenv.make_vec("CartPole-v1", 4, shards=2) as envs:
+    ...     envs.async_reset(seed=1)
+    ...     for _ in range(10):
+    ...         obs, reward, terminated, truncated, info = envs.recv()
+    ...         envs.send([0] * len(obs), info["env_id"])
+    """
+
+    def __init__(self, fleet: Fleet, owned_client: Client | None = None) -> None:
+        self._fleet = fleet
+        self._owned_client = owned_client
+        self._closed_because = ""
+        about = fleet.description
+        last = fleet.links[-1].share
+        self.num_envs = last.first + last.count
+        self.spec = about.spec
+        self.metadata = dict(about.metadata)
+        self.render_mode = about.render_mode
+        self.single_observation_space = about.observation_space
+        self.single_action_space = about.action_space
+        self.observation_space = batch_space(about.observation_space, self.num_envs)
+        self.action_space = batch_space(about.action_space, self.num_envs)
+        self._obs = Layout(about.observation_space)
+        self._act = Layout(about.action_space)
+        self._shard_of = np.repeat(
+            np.arange(len(fleet.links)), [link.share.count for link in fleet.links]
+        )
+        self._pending = np.zeros(self.num_envs, np.bool_)
+        self._started = False  # the first reset is of all environments
+        self._over = np.zeros(self.num_envs, np.bool_)  # wait for a reset; DISABLED only
+        self._disabled = about.autoreset_mode is AutoresetMode.DISABLED
+        _open.add(self)
+
+    # The synchronous face
+
+    def reset(
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset all environments, or those of ``options["reset_mask"]``.
+
+        Parameters
+        ----------
+        seed
+            An integer (environment ``i`` gets ``seed + i``), a list with one seed per
+            environment, or ``None``.
+        options
+            Passed to every environment; ``reset_mask`` is taken out first.
+        """
+        self._check_open()
+        seeds, options, mask = self._reset_arguments(seed, options)
+        self._drop_pending()
+        result = _Result(self._obs, self.num_envs)
+        self._send_reset(seeds, options, mask, result)
+        self._collect(len(self._fleet.links))
+        return self._obs.nest(result.slot.obs), result.info()
+
+    def step(self, actions: Any) -> StepResult:
+        """Step every environment and wait for all of them."""
+        self._check_open()
+        columns = self._action_columns(actions, self.num_envs)
+        self._check_ready(slice(None))
+        result = _Result(self._obs, self.num_envs)
+        for link in self._fleet.links:
+            part = [column[link.span] for column in columns]
+            self._send_step(link, part, None, result, link.span, link.rows)
+        self._collect(len(self._fleet.links))
+        if self._disabled:
+            self._note_over(slice(None), result.slot)
+        obs, reward, terminated, truncated = result.slot
+        return self._obs.nest(obs), reward, terminated, truncated, result.info()
+
+    # The asynchronous face
+
+    def async_reset(
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        """Begin to reset all environments; :meth:`recv` returns them shard by shard."""
+        self._check_open()
+        seeds, options, mask = self._reset_arguments(seed, options)
+        self._drop_pending()
+        self._send_reset(seeds, options, mask, None)
+        self._pending[:] = True
+
+    def send(self, actions: Any, env_ids: Sequence[int] | npt.NDArray[Any] | None = None) -> None:
+        """Begin to step some environments; :meth:`recv` returns the results.
+
+        Parameters
+        ----------
+        actions
+            One action per environment of ``env_ids``.
+        env_ids
+            Global env indices, as :meth:`recv` gave them in ``info["env_id"]``; by default
+            all. With the engines ``"native"`` and ``"envpool"``: whole shards, in order.
+        """
+        self._check_open()
+        for link in self._fleet.links:
+            if env_ids is link.rows:  # what recv() gave: a whole shard, nothing to look up
+                columns = self._action_columns(actions, link.share.count)
+                self._check_ready(link.span)
+                self._send_step(link, columns, None, None, slice(None), link.rows)
+                self._pending[link.span] = True
+                return
+        ids = self._env_ids(env_ids)
+        columns = self._action_columns(actions, len(ids))
+        self._check_ready(ids)
+        parts = [
+            (link, [column[at] for column in columns], self._local_rows(link, ids[at]), ids[at])
+            for link, at in self._by_shard(ids)
+        ]
+        for link, part, rows, part_ids in parts:
+            self._send_step(link, part, rows, None, slice(None), part_ids)
+        self._pending[ids] = True
+
+    def recv(self) -> StepResult:
+        """Return the results of whichever group of environments is ready first.
+
+        Returns
+        -------
+        obs, reward, terminated, truncated, info
+            As from ``step``, with one row per environment of ``info["env_id"]``.
+        """
+        self._check_open()
+        if not self._pending.any():
+            raise NothingSent(
+                "recv() has nothing to wait for: call async_reset() or send(actions, env_ids) first"
+            )
+        result: _Result = self._next_answer().value
+        self._pending[result.ids] = False
+        if self._disabled:
+            self._note_over(result.ids, result.slot)
+        obs, reward, terminated, truncated = result.slot
+        info = result.info()
+        info["env_id"] = result.ids
+        return self._obs.nest(obs), reward, terminated, truncated, info
+
+    # The environments' own attributes
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method, or read an attribute, of every environment."""
+        return tuple(self._call("call", lambda _link: (name, args, kwargs)))
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Read an attribute of every environment."""
+        return self.call(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute: a list or tuple gives each environment its own value."""
+        if not isinstance(values, (list, tuple)):
+            values = [values] * self.num_envs
+        if len(values) != self.num_envs:
+            raise ConfigError(
+                f"set_attr({name!r}, …) needs {self.num_envs} values, one per environment, "
+                f"or a single one, got {len(values)}"
+            )
+        self._call("set_attr", lambda link: (name, values[link.span]))
+
+    def render(self) -> tuple[Any, ...]:
+        """Return a frame of every environment."""
+        return tuple(self._call("render", lambda _link: ()))
+
+    @property
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
+        """The seed of every environment."""
+        return self.get_attr("np_random_seed")
+
+    def close_extras(self, timeout: float | None = None, **kwargs: Any) -> None:
+        """Stop the shards, and the cluster if ``make_vec`` started it.
+
+        Parameters
+        ----------
+        timeout
+            Seconds that the shards are given to stop by themselves.
+        """
+        _open.discard(self)
+        try:
+            self._fleet.close(config.seconds("timeout.close", timeout))
+        finally:
+            if self._owned_client is not None:
+                self._owned_client.close()
+
+    def __enter__(self) -> ClusterEnv:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_fleet") and not self.closed:
+            self.close()
+
+    # Requests
+
+    def _send_reset(
+        self,
+        seeds: list[int | None],
+        options: dict[str, Any] | None,
+        mask: npt.NDArray[np.bool_] | None,
+        result: _Result | None,
+    ) -> None:
+        for link in self._fleet.links:
+            own_mask = None if mask is None else mask[link.span]
+            request = ResetRequest(seeds[link.span], options, own_mask)
+            reader = self._reader(result, link.span if result else slice(None), link.rows)
+            with self._closing_on_error():
+                self._fleet.send(link, Frame.RESET, reader, dumps(tuple(request)))
+        chosen = slice(None) if mask is None else mask
+        self._over[chosen] = False
+        self._started = True
+
+    def _send_step(
+        self,
+        link: Link,
+        columns: Sequence[Column],
+        rows: Rows | None,
+        result: _Result | None,
+        into: slice,
+        ids: Rows,
+    ) -> None:
+        arrays = [columns[k] for k in self._act.arrays]
+        objects = [columns[k] for k in self._act.objects]
+        dtypes = [array.dtype for array in arrays]
+        blob = b""  # all environments, actions as the space says: nothing to add
+        if rows is not None or objects or dtypes != self._act.dtypes:
+            blob = dumps(tuple(StepRequest(rows, dtypes, objects)))
+        reader = self._reader(result, into, ids)
+        with self._closing_on_error():
+            self._fleet.send(link, Frame.STEP, reader, blob, arrays)
+
+    def _reader(
+        self, result: _Result | None, into: slice, ids: Rows
+    ) -> Callable[[Link, Header, Any], _Result]:
+        """Return what reads an answer into ``result``, or into a result of its own."""
+
+        def read(link: Link, header: Header, blob: Any) -> _Result:
+            target = result or _Result(self._obs, len(ids), ids)
+            assert link.channel is not None
+            link.channel.recv_body(header, target.slot.buffers(self._obs, into))
+            if blob is not None:
+                infos, objects = blob
+                for k, column in zip(self._obs.objects, objects, strict=True):
+                    target.slot.obs[k][into] = column
+                if infos:
+                    target.add(link.index, infos, into)
+            return target
+
+        return read
+
+    def _call(self, method: str, arguments: Callable[[Link], tuple[Any, ...]]) -> list[Any]:
+        self._check_open()
+        if self._pending.any():
+            raise ResultsPending(self._pending_message(method))
+
+        def read(link: Link, _header: Header, values: Any) -> tuple[int, list[Any]]:
+            return link.index, values or []
+
+        for link in self._fleet.links:
+            request = CallRequest(method, arguments(link))
+            with self._closing_on_error():
+                self._fleet.send(link, Frame.CALL, read, dumps(tuple(request)))
+        answers = dict(self._next_answer().value for _ in self._fleet.links)
+        return [value for index in sorted(answers) for value in answers[index]]
+
+    def _collect(self, answers: int) -> None:
+        for _ in range(answers):
+            self._next_answer()
+
+    def _next_answer(self) -> Answer:
+        with self._closing_on_error():
+            answer = self._fleet.recv()
+        assert answer is not None
+        return answer
+
+    def _drop_pending(self) -> None:
+        """Receive and forget what was sent before, so that a reset begins anew."""
+        while any(link.unanswered for link in self._fleet.links):
+            self._next_answer()
+        self._pending[:] = False
+
+    def _closing_on_error(self) -> _CloseOnError:
+        return _CloseOnError(self)
+
+    # Checks
+
+    def _check_open(self) -> None:
+        if self.closed:
+            because = f" ({self._closed_because})" if self._closed_because else ""
+            raise ClosedError(f"this ClusterEnv is closed{because}; make a new one with make_vec")
+
+    def _check_ready(self, ids: Rows | slice) -> None:
+        if self._pending[ids].any():
+            raise ResultsPending(self._pending_message("step"))
+        if not self._started:
+            raise ResetNeeded("step() before reset(): call obs, info = envs.reset(seed=1) first")
+        if self._disabled and self._over[ids].any():
+            over = np.flatnonzero(self._over).tolist()
+            raise ResetNeeded(
+                f"the episodes of environments {over} are over and autoreset_mode is DISABLED: "
+                "call envs.reset(options={'reset_mask': terminated | truncated}) first"
+            )
+
+    def _pending_message(self, what: str) -> str:
+        waiting = np.flatnonzero(self._pending).tolist()
+        return f"{what} while environments {waiting} have results to be received: call recv() first"
+
+    def _note_over(self, ids: Rows | slice, slot: Slot) -> None:
+        self._over[ids] = slot.terminated | slot.truncated
+
+    def _action_columns(self, actions: Any, n: int) -> list[Column]:
+        try:
+            return self._act.columns(actions, n)
+        except ValueError as error:
+            raise ActionError(
+                f"{error}. The action space of one environment is {self.single_action_space}; "
+                "envs.action_space.sample() shows a right one"
+            ) from error
+
+    def _env_ids(self, env_ids: Sequence[int] | npt.NDArray[Any] | None) -> Rows:
+        if env_ids is None:
+            return np.arange(self.num_envs)
+        ids = np.asarray(env_ids)
+        if ids.ndim != 1 or ids.dtype.kind not in "iu" or not len(ids):
+            raise ActionError(f"env_ids must be a list of env indices, got {env_ids!r}")
+        ids = ids.astype(np.intp, copy=False)
+        if ids.min() < 0 or ids.max() >= self.num_envs or len(np.unique(ids)) != len(ids):
+            raise ActionError(
+                f"env_ids must be different indices from 0 to {self.num_envs - 1}, "
+                f"got {ids.tolist()}"
+            )
+        return ids
+
+    def _by_shard(self, ids: Rows) -> Iterable[tuple[Link, slice | Rows]]:
+        shard = self._shard_of[ids]
+        if (shard == shard[0]).all():
+            return [(self._fleet.links[shard[0]], slice(None))]
+        return [(self._fleet.links[k], np.flatnonzero(shard == k)) for k in np.unique(shard)]
+
+    def _local_rows(self, link: Link, ids: Rows) -> Rows | None:
+        """Return the shard's own row numbers, or ``None`` for all of its environments."""
+        if len(ids) == link.share.count and (ids == link.rows).all():
+            return None
+        if not self._fleet.description.partial:
+            raise ConfigError(
+                f"this engine steps whole shards: environments {link.rows[0]} to {link.rows[-1]} "
+                f"together and in order, got {ids.tolist()}; pass info['env_id'] as recv() gave it"
+            )
+        return ids - link.share.first
+
+    def _reset_arguments(
+        self, seed: int | Sequence[int | None] | None, options: dict[str, Any] | None
+    ) -> tuple[list[int | None], dict[str, Any] | None, npt.NDArray[np.bool_] | None]:
+        n = self.num_envs
+        if seed is None:
+            seeds: list[int | None] = [None] * n
+        elif isinstance(seed, (int, np.integer)):
+            seeds = [int(seed) + index for index in range(n)]
+        else:
+            seeds = [None if item is None else int(item) for item in seed]
+        if len(seeds) != n:
+            raise ConfigError(
+                f"reset(seed=[…]) needs {n} seeds, one per environment, got {len(seeds)}"
+            )
+        if options is None or "reset_mask" not in options:
+            return seeds, options, None
+        mask = options["reset_mask"]
+        if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (n,):
+            raise ConfigError(
+                f"options['reset_mask'] must be a NumPy array of {n} booleans, got {mask!r}"
+            )
+        if not mask.any():
+            raise ConfigError("options['reset_mask'] selects no environment")
+        if not self._started:
+            raise ResetNeeded("the first reset() must be of all environments, without reset_mask")
+        return seeds, {key: options[key] for key in options if key != "reset_mask"}, mask
+
+
+class _Result:
+    """Arrays that answers are received into, and the infos that came with them."""
+
+    def __init__(self, layout: Layout, n: int, ids: Rows | None = None) -> None:
+        self.slot = Slot.empty(layout, n)
+        self.n = n
+        self.ids = np.arange(n) if ids is None else ids
+        self._infos: dict[int, tuple[Any, Rows]] = {}
+
+    def add(self, shard: int, infos: Infos, into: slice) -> None:
+        self._infos[shard] = (infos, np.arange(self.n)[into])
+
+    def info(self) -> dict[str, Any]:
+        merged: dict[str, Any] = {}
+        for shard in sorted(self._infos):  # answers come in any order
+            infos, rows = self._infos[shard]
+            (merge if _is_packed(infos) else merge_vector)(merged, infos, rows, self.n)
+        return merged
+
+
+def _is_packed(infos: Mapping[str, Any]) -> bool:
+    return all(isinstance(value, tuple) and len(value) == 2 for value in infos.values())
+
+
+class _CloseOnError:
+    """Closes the environment when a shard fails, so that nothing is left running."""
+
+    def __init__(self, env: ClusterEnv) -> None:
+        self._env = env
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if kind is not None:
+            self._env._closed_because = f"after {kind.__name__}"
+            self._env.close()
+
+
+@atexit.register
+def _close_all() -> None:
+    for env in list(_open):
+        env.close()
+
+
+def _check_counts(num_envs: int, shards: int | None) -> None:
+    for name, value in (("num_envs", num_envs), ("shards", shards)):
+        if value is not None and (not isinstance(value, (int, np.integer)) or value < 1):
+            raise ConfigError(f"{name} must be a positive integer, got {value!r}")
+    if shards is not None and num_envs < shards:
+        raise ConfigError(
+            f"num_envs={num_envs} is less than shards={shards}: every shard needs an environment; "
+            f"make_vec(…, num_envs={shards}, shards={shards}) or shards={num_envs}"
+        )
+
+
+def _recipe(
+    env: Any,
+    num_envs: int,
+    engine: str,
+    autoreset_mode: AutoresetMode | str,
+    wrappers: Sequence[Callable[..., Any]],
+    kwargs: dict[str, Any],
+) -> Recipe:
+    if engine != "auto" and engine not in ENGINES:
+        raise ConfigError(f"engine={engine!r} is unknown; one of 'auto', {list(ENGINES)}")
+    engine = "gymnasium" if engine == "auto" else engine
+    try:
+        mode = AutoresetMode(autoreset_mode)
+    except ValueError as error:
+        raise ConfigError(
+            f"autoreset_mode={autoreset_mode!r} is unknown; "
+            f"one of {', '.join(f'AutoresetMode.{m.name}' for m in AutoresetMode)}"
+        ) from error
+    if isinstance(env, str):
+        source: Any = env if engine == "envpool" else _spec(env)
+    elif isinstance(env, EnvSpec) or callable(env):
+        source = env
+    elif isinstance(env, Sequence) and all(callable(factory) for factory in env):
+        if len(env) != num_envs:
+            raise ConfigError(f"{len(env)} factories were passed for num_envs={num_envs}")
+        source = tuple(env)
+    else:
+        raise ConfigError(
+            f"env={env!r} is a {type(env).__name__}; pass an id ('CartPole-v1'), a spec, "
+            "or a function that makes an environment"
+        )
+    return Recipe(source, dict(kwargs), tuple(wrappers), engine, mode)
+
+
+def _spec(name: str) -> EnvSpec:
+    try:
+        return gym.spec(name)
+    except (gym.error.UnregisteredEnv, gym.error.DeprecatedEnv) as error:
+        raise UnknownEnv(
+            f"{error} If another package registers it, name its module too: "
+            f"make_vec('package:{name}', 8)"
+        ) from error
+    except ModuleNotFoundError as error:
+        raise UnknownEnv(f"cannot import the module of {name!r}: {error}") from error

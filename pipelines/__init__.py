@@ -1,0 +1,1 @@
+"""Complete learners built on ClusterEnv alone; one file tells one algorithm."""
