@@ -28,7 +28,7 @@ class ClusterEnvError(Exception):
     """Base of all errors raised by ClusterEnv."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(message)
+        Exception.__init__(self, message)  # some of Gymnasium's want more arguments
 
 
 class ConfigError(ClusterEnvError, ValueError):

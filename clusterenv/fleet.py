@@ -84,10 +84,16 @@ class Link:
         self.actor: Any = None
         self.channel: Channel | None = None
         self.unanswered: deque[tuple[int, Reader]] = deque()
+        self.lost = False
 
     def __str__(self) -> str:
         first, last = self.span.start, self.span.stop - 1
         return f"shard {self.index} (environments {first}–{last}) on {self.worker}"
+
+    @property
+    def running(self) -> bool:
+        """Whether the actor is there, as far as anybody has noticed."""
+        return self.actor is not None and not self.lost and self.future.status == "finished"
 
     @property
     def unanswered_bytes(self) -> int:
@@ -231,6 +237,7 @@ class Fleet:
                 raise self._lost(link)
 
     def _lost(self, link: Link) -> WorkerLost:
+        link.lost = True
         return WorkerLost(
             f"{link} is gone: its process ended or cannot be reached. "
             "The worker's log says why (often: out of memory, walltime, a crash in native code)."
@@ -245,9 +252,7 @@ class Fleet:
                 link.channel = None
         self._selector.close()
         if self._client.status == "running":
-            closing = [
-                (link, link.actor.close(timeout)) for link in self.links if self._alive(link)
-            ]
+            closing = [(link, link.actor.close(timeout)) for link in self.links if link.running]
             for link, future in closing:
                 try:
                     ended = future.result(timeout=timeout + _WATCH_SECONDS)
@@ -261,13 +266,9 @@ class Fleet:
                         timeout,
                         link.worker,
                     )
-        for link in self.links:
-            link.future.release()
+            # Handles of an actor hold futures of their own and may live on in cycles.
+            self._client.cancel([link.future for link in self.links], force=True)
         self.links.clear()
-
-    @staticmethod
-    def _alive(link: Link) -> bool:
-        return link.actor is not None and link.future.status == "finished"
 
 
 def _check_same(links: Sequence[Link], descriptions: Sequence[EnvDescription]) -> None:

@@ -191,7 +191,7 @@ def _checked(batch: Any, leaf: Leaf, n: int, name: str) -> Column:
         column[:] = items
         return column
     try:
-        array = np.ascontiguousarray(batch)
+        array = np.asarray(batch)
     except ValueError as error:  # ragged nesting
         raise ValueError(f"{name} is not a regular array: {error}") from error
     expected = (n, *leaf.shape)
@@ -201,4 +201,4 @@ def _checked(batch: Any, leaf: Leaf, n: int, name: str) -> Column:
         )
     if array.dtype.kind not in _ACCEPTS[leaf.dtype.kind]:
         raise ValueError(f"{name} must be of dtype {leaf.dtype}, got {array.dtype}")
-    return array
+    return np.ascontiguousarray(array)

@@ -41,6 +41,8 @@ StepResult = tuple[
     Any, npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]
 ]
 
+_INTERRUPTED_SECONDS = 1.0
+
 _open: weakref.WeakSet[ClusterEnv] = weakref.WeakSet()
 
 
@@ -544,7 +546,9 @@ class _CloseOnError:
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         if kind is not None:
             self._env._closed_because = f"after {kind.__name__}"
-            self._env.close()
+            # Whoever presses Ctrl-C does not want to wait for an environment that hangs.
+            patience = None if issubclass(kind, Exception) else _INTERRUPTED_SECONDS
+            self._env.close(timeout=patience)
 
 
 @atexit.register

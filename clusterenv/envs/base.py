@@ -109,7 +109,10 @@ class Engine(Protocol):
         """Reset all environments, or those of ``mask``, into ``slot``."""
 
     def step(self, actions: Sequence[Column], slot: Slot, rows: Sequence[int] | None) -> Infos:
-        """Step all environments, or those of ``rows``, into ``slot``."""
+        """Step all environments, or those of ``rows``, into ``slot``.
+
+        The infos are numbered by the position of an environment in ``rows``.
+        """
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Call a method, or read an attribute, of every environment."""

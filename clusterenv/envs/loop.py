@@ -121,6 +121,9 @@ class LoopEngine:
                     infos.append((row, info))
         except Exception as error:
             raise EnvRaised(row, "step") from error
+        if rows is not None and infos:
+            position = {row: k for k, row in enumerate(rows)}
+            infos = [(position[row], info) for row, info in infos]
         return pack(infos) if infos else None
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

@@ -1,0 +1,75 @@
+"""Fixtures shared by all tests: real local clusters, and checks for what is left behind."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+from distributed import Client
+
+import clusterenv
+
+
+@pytest.fixture(scope="session")
+def client() -> Iterator[Client]:
+    """Three worker processes that all tests share."""
+    client = clusterenv.connect("local", n_workers=3)
+    yield client
+    client.close()
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    """Wait for a condition; return whether it came true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def footprint() -> dict[str, set[str]]:
+    """Return what this process holds: children, threads, open files and sockets."""
+    process = psutil.Process()
+    return {
+        "processes": {
+            f"{child.pid} {child.name()}"
+            for child in process.children(recursive=True)
+            # Python's own helper; it serves the whole process until its end.
+            if "resource_tracker" not in " ".join(child.cmdline())
+        },
+        "threads": {
+            thread.name for thread in threading.enumerate() if thread.name.startswith("clusterenv")
+        },
+        "connections": {
+            f"{connection.laddr} {connection.raddr} {connection.status}"
+            for connection in process.net_connections()
+        },
+        "files": {file.path for file in process.open_files()},
+    }
+
+
+def shard_footprint(client: Client) -> dict[str, list[str]]:
+    """Return what shards hold on every worker: threads, and actors that Dask still knows."""
+
+    def look(dask_worker: object) -> list[str]:
+        threads = [t.name for t in threading.enumerate() if t.name.startswith("clusterenv")]
+        return threads + [str(key) for key in dask_worker.state.actors]  # type: ignore[attr-defined]
+
+    return client.run(look)  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def leaves_nothing(client: Client) -> Iterator[None]:
+    """Fail a test after which a shard's thread or actor remains on the shared workers."""
+    yield
+    assert wait_until(lambda: not any(shard_footprint(client).values())), shard_footprint(client)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _quiet_sdl() -> None:
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")

@@ -1,0 +1,128 @@
+"""Tiny environments for the tests, importable on the workers."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+SPACES: dict[str, gym.Space[Any]] = {
+    "box": spaces.Box(-1, 1, (3,), np.float32),
+    "box64": spaces.Box(-1, 1, (2, 2), np.float64),
+    "scalar": spaces.Box(-1, 1, (), np.float32),
+    "image": spaces.Box(0, 255, (8, 8, 3), np.uint8),
+    "discrete": spaces.Discrete(5, start=2),
+    "multidiscrete": spaces.MultiDiscrete([3, 4, 5]),
+    "multibinary": spaces.MultiBinary(4),
+    "dict": spaces.Dict(camera=spaces.Box(0, 255, (4, 4), np.uint8), lives=spaces.Discrete(3)),
+    "tuple": spaces.Tuple([spaces.Box(-1, 1, (2,), np.float32), spaces.MultiBinary(3)]),
+    "nested": spaces.Dict(
+        a=spaces.Tuple([spaces.Discrete(3), spaces.Dict(b=spaces.Box(0, 1, (2,), np.float64))]),
+        c=spaces.MultiDiscrete([2, 2]),
+    ),
+    "text": spaces.Dict(mission=spaces.Text(8), grid=spaces.Box(0, 9, (2, 2), np.int64)),
+}
+
+
+class World(gym.Env[Any, Any]):
+    """Observations, rewards, ends and infos that depend on the seed and on every action."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 7}  # noqa: RUF012
+
+    def __init__(
+        self, obs: str = "box", act: str = "discrete", render_mode: str | None = None
+    ) -> None:
+        self.observation_space = SPACES[obs]
+        self.action_space = SPACES[act]
+        self.render_mode = render_mode
+        self.steps = 0
+        self.colour = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.rng = self.np_random
+        self.steps = 0
+        info: dict[str, Any] = {"started": True}
+        if options is not None:
+            info["options"] = sorted(options)
+        return self._observe(0), info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        weight = _weight(action)
+        terminated = bool(self.rng.random() < 0.1)
+        truncated = not terminated and self.steps >= 9
+        reward = weight + self.rng.random()
+        return self._observe(weight), reward, terminated, truncated, self._info(weight)
+
+    def _observe(self, weight: float) -> Any:
+        self.observation_space.seed(int(self.rng.integers(1 << 30)) + int(weight))
+        return self.observation_space.sample()
+
+    def _info(self, weight: float) -> dict[str, Any]:
+        draw = int(self.rng.integers(8))
+        info: dict[str, Any] = {"weight": weight, "steps": self.steps}
+        if draw < 3:
+            info["nested"] = {"draw": draw, "deep": {"vector": self.rng.random(2)}}
+        if draw in (2, 5):
+            info["word"] = f"w{draw}"
+        if draw in (3, 4):
+            info["mixed"] = draw if draw == 3 else draw + 0.5
+        if draw == 6:
+            info["flag"] = np.bool_(True)
+            info["scalar"] = np.float32(draw)
+            info["nothing"] = None
+        return info
+
+    def render(self) -> Any:
+        return np.full((2, 2, 3), self.steps + self.colour, np.uint8)
+
+    def double(self, value: int, *, plus: int = 0) -> int:
+        return 2 * value + plus
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def _weight(action: Any) -> float:
+    if isinstance(action, dict):
+        return sum(_weight(part) for part in action.values())
+    if isinstance(action, tuple):
+        return sum(_weight(part) for part in action)
+    if isinstance(action, str):
+        return float(len(action))
+    return float(np.sum(np.asarray(action, np.float64)))
+
+
+class Faulty(World):
+    """Does something bad at a given step."""
+
+    def __init__(self, fault: str, at: int = 2, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.fault = fault
+        self.at = at
+        if fault == "make":
+            raise ValueError("no such level: 99")
+        if fault == "import":
+            raise ModuleNotFoundError("No module named 'doom'")
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        result = super().step(action)
+        if self.steps < self.at:
+            return result
+        if self.fault == "raise":
+            raise RuntimeError("the simulator diverged")
+        if self.fault == "shape":
+            return (np.zeros(2, np.float32), *result[1:])
+        if self.fault == "die":
+            os._exit(3)
+        if self.fault == "hang":
+            while True:
+                time.sleep(0.01)
+        return result
