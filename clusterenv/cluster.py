@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,9 @@ from distributed.deploy import Cluster
 from clusterenv import config
 from clusterenv.errors import ConfigError, NoWorkers
 
-__all__ = ["ClusterLike", "connect", "wait_for_workers"]
+__all__ = ["ClusterLike", "connect", "starts_cluster", "wait_for_workers"]
+
+logger = logging.getLogger("clusterenv")
 
 ClusterLike: TypeAlias = Any  # str | PathLike | Client | Cluster | None; distributed is untyped
 """Everything that :func:`connect` takes."""
@@ -42,7 +45,7 @@ class _OwningClient(Client):  # type: ignore[misc]  # distributed is untyped
         result = super().close(*args, **kwargs)
         owned, self._owned = self._owned, None
         if owned is not None:
-            owned.close()
+            _stop(owned)
         return result
 
 
@@ -135,8 +138,23 @@ def _start(cls: Callable[..., Cluster], options: dict[str, Any]) -> Client:
             cluster, direct_to_workers=True, timeout=config.seconds("timeout.connect")
         )
     except BaseException:
-        cluster.close()
+        _stop(cluster)
         raise
+
+
+def _stop(cluster: Cluster) -> None:
+    timeout = config.seconds("timeout.close")
+    try:
+        cluster.close(timeout)
+    except TimeoutError:
+        logger.warning("%s did not close within %g s", cluster, timeout)
+
+
+def starts_cluster(cluster: ClusterLike) -> bool:
+    """Whether :func:`connect` would start a cluster for this argument."""
+    return cluster is None or (
+        isinstance(cluster, str) and cluster.lower() in ("local", *JOBQUEUES)
+    )
 
 
 def _local_defaults() -> dict[str, Any]:

@@ -52,7 +52,7 @@ class Layout:
     >>> space = spaces.Dict(pixels=spaces.Box(0, 255, (2, 2), np.uint8), lives=spaces.Discrete(3))
     >>> layout = Layout(space)
     >>> [leaf.name("obs") for leaf in layout.leaves]
-    ['obs.lives', 'obs.pixels']
+    ['obs.pixels', 'obs.lives']
     >>> columns = layout.empty(5)
     >>> layout.write(columns, 0, {"pixels": np.ones((2, 2), np.uint8), "lives": 2})
     >>> layout.nest(columns)["pixels"].shape

@@ -18,7 +18,7 @@ from gymnasium.vector.utils import batch_space
 
 from clusterenv import config
 from clusterenv.channel import Header, dumps
-from clusterenv.cluster import ClusterLike, connect
+from clusterenv.cluster import ClusterLike, connect, starts_cluster
 from clusterenv.envs import ENGINES, Infos, Recipe, Slot
 from clusterenv.errors import (
     ActionError,
@@ -107,9 +107,10 @@ def make_vec(
             f"the environment cannot be sent to a worker: {error}. Pass an id, or a function "
             "that makes everything it needs itself: make_vec(lambda: MyEnv(size=5), 8)"
         ) from error
-    starts_local = cluster is None or cluster == "local"
-    # More shards than cores: our own cluster gets a process for each.
-    client = connect(cluster, **({"n_workers": shards} if starts_local and shards else {}))
+    # A cluster that is started for these shards gets a process for each.
+    client = connect(
+        cluster, **({"n_workers": shards} if shards and starts_cluster(cluster) else {})
+    )
     owned = client if client is not cluster else None
     try:
         count = shards or min(num_envs, max(1, len(client.nthreads())))

@@ -97,7 +97,9 @@ def test_the_dtype_of_actions_reaches_the_environment(client: Client) -> None:
             assert_same(ours.step(actions), theirs.step(actions))
 
 
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "LunarLander-v3", "FrozenLake-v1", "Blackjack-v1"])
+@pytest.mark.parametrize(
+    "env_id", ["CartPole-v1", "LunarLander-v3", "FrozenLake-v1", "Blackjack-v1"]
+)
 def test_equals_sync_vector_env_on_real_environments(client: Client, env_id: str) -> None:
     ours = clusterenv.make_vec(env_id, 5, shards=3, cluster=client)
     theirs = gym.make_vec(env_id, 5, vectorization_mode="sync")
@@ -167,7 +169,7 @@ def test_any_subset_can_be_sent_in_any_order(client: Client) -> None:
         ours.send(actions[order], order)
         seen: list[int] = []
         while len(seen) < len(order):
-            obs, reward, terminated, truncated, info = ours.recv()
+            obs, reward, _terminated, _truncated, info = ours.recv()
             ids = info.pop("env_id")
             seen += ids.tolist()
             assert_same(obs, expected[0][ids])

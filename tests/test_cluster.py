@@ -1,0 +1,155 @@
+"""``connect`` takes whatever names a cluster, and closes only what it opened."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import dask
+import psutil
+import pytest
+from distributed import Client, LocalCluster
+from distributed.deploy import Cluster
+
+import clusterenv
+from clusterenv import cluster as cluster_module
+from clusterenv.errors import ConfigError
+
+
+def test_local_is_one_single_threaded_process_per_core_on_loopback() -> None:
+    client = clusterenv.connect()
+    try:
+        workers = client.nthreads()
+        assert list(workers.values()) == [1] * len(psutil.Process().cpu_affinity())
+        assert all(address.startswith("tcp://127.0.0.1") for address in workers)
+        assert client.direct_to_workers
+        processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+        beyond = [
+            connection.laddr
+            for process in processes
+            for connection in process.net_connections()
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.ip != "127.0.0.1"
+        ]
+        assert beyond == []
+    finally:
+        client.close()
+    assert client.cluster.status.name == "closed"
+
+
+def test_defaults_come_from_dasks_configuration() -> None:
+    with dask.config.set({"clusterenv.local.n-workers": 3}):
+        client = clusterenv.connect("local")
+    assert len(client.nthreads()) == 3
+    client.close()
+
+
+def test_a_cluster_of_the_user_is_never_closed(tmp_path: Path) -> None:
+    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster:
+        file = tmp_path / "scheduler.json"
+        file.write_text(json.dumps(cluster.scheduler.identity()))
+        for way in (cluster, cluster.scheduler_address, str(file), file):
+            client = clusterenv.connect(way)
+            assert client.direct_to_workers
+            assert client.submit(lambda: 5).result() == 5
+            client.close()
+            with clusterenv.make_vec("CartPole-v1", 2, cluster=way) as envs:
+                envs.reset(seed=1)
+            assert cluster.status.name == "running"
+
+
+def test_a_direct_client_of_the_user_is_used_as_it_is_and_left_open(client: Client) -> None:
+    assert clusterenv.connect(client) is client
+    with clusterenv.make_vec("CartPole-v1", 2, shards=2, cluster=client) as envs:
+        envs.reset(seed=1)
+    assert client.status == "running"
+
+
+def test_an_indirect_client_gets_a_direct_companion(client: Client) -> None:
+    with Client(client.scheduler.address, set_as_default=False) as theirs:
+        companion = clusterenv.connect(theirs)
+        assert companion is not theirs
+        assert companion.direct_to_workers
+        companion.close()
+        assert theirs.status == "running"
+
+
+def test_clients_that_cannot_serve_are_refused(client: Client) -> None:
+    closed = Client(client.scheduler.address, set_as_default=False)
+    closed.close()
+    with pytest.raises(ConfigError, match="the Client is closed"):
+        clusterenv.connect(closed)
+    with pytest.raises(ConfigError, match=r"takes no further options, got \['timeout'\]"):
+        clusterenv.connect(client, timeout=3)
+
+
+def test_an_address_where_nobody_listens() -> None:
+    with dask.config.set({"clusterenv.timeout.connect": "1s"}), pytest.raises(OSError, match="tcp"):
+        clusterenv.connect("tcp://127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("locla", "'local'"), ("nowhere.json", "scheduler file"), ("", "address")]
+)
+def test_names_of_nothing(name: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=hint):
+        clusterenv.connect(name)
+
+
+def test_a_jobqueue_name_without_dask_jobqueue_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "dask_jobqueue", None)
+    with pytest.raises(ConfigError, match=r"pip install 'clusterenv\[hpc\]'"):
+        clusterenv.connect("slurm")
+
+
+def test_jobqueue_names_are_classes_of_dask_jobqueue() -> None:
+    jobqueue = pytest.importorskip("dask_jobqueue")
+    for name in cluster_module.JOBQUEUES.values():
+        assert issubclass(getattr(jobqueue, name), Cluster)
+
+
+def test_a_jobqueue_cluster_prints_the_script_that_the_configuration_asks_for() -> None:
+    """The class is found, configured by Dask's own settings, and closed with its client."""
+    pytest.importorskip("dask_jobqueue")
+    settings: dict[str, Any] = {
+        "jobqueue.slurm.cores": 1,
+        "jobqueue.slurm.memory": "1GB",
+        "jobqueue.slurm.interface": "lo",
+        "jobqueue.slurm.walltime": "00:07:00",
+        "jobqueue.slurm.scheduler-options": {"dashboard_address": None},
+    }
+    with dask.config.set(settings):
+        client = clusterenv.connect("slurm")
+        try:
+            assert "#SBATCH -t 00:07:00" in client.cluster.job_script()
+        finally:
+            client.close()
+    assert client.cluster.status.name == "closed"
+
+
+def test_tls_clusters_keep_steps_under_tls() -> None:
+    with (
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None, security=True
+        ) as cluster,
+        clusterenv.make_vec("CartPole-v1", 4, shards=2, cluster=cluster) as envs,
+    ):
+        assert cluster.scheduler_address.startswith("tls://")
+        envs.reset(seed=1)
+        envs.step([0, 1, 0, 1])
+        envs.async_reset(seed=1)
+        for _ in range(50):
+            obs, *_, info = envs.recv()
+            envs.send([0] * len(obs), info["env_id"])
+        kinds = {type(link.channel._sock).__name__ for link in envs._fleet.links}
+        assert kinds == {"SSLSocket"}
+
+
+def test_workers_that_are_threads_of_the_head_serve_too() -> None:
+    with LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster:
+        envs = clusterenv.make_vec("CartPole-v1", 2, cluster=cluster)
+        assert envs.reset(seed=1)[0].shape == (2, 4)
+        envs.close()
