@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 from clusterenv import config as _config  # loads the defaults into Dask's configuration
-from clusterenv import errors
+from clusterenv import errors, policies
+from clusterenv.batch import Batch
 from clusterenv.cluster import connect
+from clusterenv.collector import Collector, Stats
+from clusterenv.sync import Divergence, Every, EveryVersion, Never
 from clusterenv.vector import ClusterEnv, make_vec
 
-__all__ = ["ClusterEnv", "__version__", "connect", "errors", "make_vec"]
+__all__ = [
+    "Batch",
+    "ClusterEnv",
+    "Collector",
+    "Divergence",
+    "Every",
+    "EveryVersion",
+    "Never",
+    "Stats",
+    "__version__",
+    "connect",
+    "errors",
+    "make_vec",
+    "policies",
+]
 __version__ = "0.1.0"
 del _config

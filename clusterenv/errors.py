@@ -17,6 +17,7 @@ __all__ = [
     "EnvError",
     "NoWorkers",
     "NothingSent",
+    "PolicyError",
     "ResetNeeded",
     "ResultsPending",
     "UnknownEnv",
@@ -49,6 +50,10 @@ class WorkerLost(ClusterEnvError, ConnectionError):
 
 class EnvError(ClusterEnvError, RuntimeError):
     """An environment or its factory raised on a worker."""
+
+
+class PolicyError(ClusterEnvError, RuntimeError):
+    """A policy raised on a worker, or returned something that cannot be used."""
 
 
 class ActionError(ClusterEnvError, ValueError):

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import logging
-import selectors
 import uuid
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from distributed import Client
 
 from clusterenv import config
-from clusterenv.channel import Array, Channel, Header, loads
+from clusterenv.channel import Channel, loads
 from clusterenv.cluster import wait_for_workers
 from clusterenv.envs import EnvDescription
-from clusterenv.errors import ChannelClosed, ConfigError, EnvError, WorkerLost
-from clusterenv.shard import Failure, Frame, Opened, Shard, ShardSpec
+from clusterenv.errors import ConfigError, EnvError, PolicyError, WorkerLost
+from clusterenv.frames import Failure
+from clusterenv.shard import Opened, Shard, ShardSpec
 
-__all__ = ["Fleet", "Share", "place", "split"]
+__all__ = ["Fleet", "Link", "Share", "env_error", "place", "split"]
 
 logger = logging.getLogger("clusterenv")
 
 _KEY = "clusterenv-shard"
-# Unanswered requests up to this size fit into the sockets' buffers whatever the shard
-# does; beyond it, answers are read first, or both sides could wait for the other to read.
-_UNANSWERED_BYTES = 65_536
-_WATCH_SECONDS = 0.5
+_GRACE_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -59,17 +55,6 @@ def place(load: dict[str, int], shards: int) -> list[str]:
     return sorted(load, key=lambda worker: (load[worker], worker))[:shards]
 
 
-class Answer(NamedTuple):
-    """What a shard sent back, still to be read by the request's reader."""
-
-    link: Link
-    value: Any
-
-
-Reader = Callable[["Link", Header, Any], Any]
-"""Reads the body of an answer, given its header and blob, and returns the value."""
-
-
 class Link:
     """The head's end of one shard."""
 
@@ -82,8 +67,7 @@ class Link:
         self.worker = worker
         self.future = future  # holding the Actor alone can lose it
         self.actor: Any = None
-        self.channel: Channel | None = None
-        self.unanswered: deque[tuple[int, Reader]] = deque()
+        self._channel: Channel | None = None
         self.lost = False
 
     def __str__(self) -> str:
@@ -91,23 +75,38 @@ class Link:
         return f"shard {self.index} (environments {first}–{last}) on {self.worker}"
 
     @property
+    def channel(self) -> Channel:
+        """The connection to the shard's thread."""
+        assert self._channel is not None
+        return self._channel
+
+    def connected(self, channel: Channel) -> None:
+        """Remember the connection."""
+        self._channel = channel
+
+    def disconnect(self) -> None:
+        """Close the connection, if there is one."""
+        if self._channel is not None:
+            self._channel.close()
+
+    @property
     def running(self) -> bool:
         """Whether the actor is there, as far as anybody has noticed."""
         return self.actor is not None and not self.lost and self.future.status == "finished"
-
-    @property
-    def unanswered_bytes(self) -> int:
-        """Bytes of the requests that the shard may not have read yet."""
-        return sum(size for size, _ in self.unanswered)
 
 
 class Fleet:
     """The shards of one :class:`~clusterenv.ClusterEnv`, and the way to talk to them."""
 
-    def __init__(self, client: Client, recipe: bytes, shares: Sequence[Share]) -> None:
+    def __init__(
+        self,
+        client: Client,
+        recipe: bytes,
+        shares: Sequence[Share],
+        stream: bytes | None = None,
+    ) -> None:
         self._client = client
-        self._selector = selectors.DefaultSelector()
-        self._ready: deque[Answer] = deque()
+        self._stream = stream
         self.links: list[Link] = []
         try:
             self._place(recipe, shares)
@@ -131,6 +130,7 @@ class Fleet:
                 first=share.first,
                 count=share.count,
                 recipe=recipe,
+                stream=self._stream,
                 ports=tuple(ports) if ports else None,
                 accept_timeout=config.seconds("timeout.connect"),
             )
@@ -155,9 +155,9 @@ class Fleet:
             try:
                 opened: Opened | Failure = future.result()
             except OSError as error:
-                raise self._lost(link) from error
+                raise self.lost(link) from error
             if isinstance(opened, Failure):
-                raise _env_error(link, opened)
+                raise env_error(link, opened)
             descriptions.append(opened.description)
             self._connect(link, opened)
         _check_same(self.links, descriptions)
@@ -169,74 +169,24 @@ class Fleet:
             context = self._client.security.get_connection_args("client")["ssl_context"]
         timeout = config.seconds("timeout.connect")
         try:
-            link.channel = Channel.connect(opened.host, opened.port, opened.token, context, timeout)
+            link.connected(
+                Channel.connect(opened.host, opened.port, opened.token, context, timeout)
+            )
         except OSError as error:
             raise WorkerLost(
                 f"cannot reach {link} at {opened.host}:{opened.port}: {error}. Steps travel "
                 "directly between this process and the workers: if a firewall leaves only some "
                 "ports open, name them: dask.config.set({'clusterenv.channel.ports': [9000, 9100]})"
             ) from error
-        self._selector.register(link.channel, selectors.EVENT_READ, link)
 
-    def send(
-        self,
-        link: Link,
-        kind: Frame,
-        reader: Reader,
-        blob: bytes = b"",
-        body: Sequence[Array] = (),
-    ) -> None:
-        """Send a request; its answer will be read by ``reader``."""
-        assert link.channel is not None
-        size = len(blob) + sum(array.nbytes for array in body)
-        while link.unanswered and link.unanswered_bytes + size > _UNANSWERED_BYTES:
-            self._read(link)
-        try:
-            link.channel.send(kind, blob, body)
-        except ChannelClosed as error:
-            raise self._lost(link) from error
-        link.unanswered.append((size, reader))
-
-    def recv(self, timeout: float | None = None) -> Answer | None:
-        """Return the next answer of any shard, or ``None`` after ``timeout`` seconds."""
-        if self._ready:
-            return self._ready.popleft()
-        waited = 0.0
-        while True:
-            for link in self._readable(_WATCH_SECONDS if timeout is None else timeout):
-                self._read(link)
-            if self._ready:
-                return self._ready.popleft()
-            waited += _WATCH_SECONDS
-            if timeout is not None and waited >= timeout:
-                return None
-            self._watch()
-
-    def _readable(self, timeout: float) -> list[Link]:
-        buffered = [link for link in self.links if link.channel and link.channel.has_buffered()]
-        if buffered:
-            return buffered
-        return [key.data for key, _ in self._selector.select(timeout)]
-
-    def _read(self, link: Link) -> None:
-        assert link.channel is not None
-        try:
-            header = link.channel.recv_header()
-            blob = link.channel.recv_blob(header)
-            _, reader = link.unanswered.popleft()
-            if header.kind == Frame.FAILED:
-                raise _env_error(link, blob)
-            self._ready.append(Answer(link, reader(link, header, blob)))
-        except ChannelClosed as error:
-            raise self._lost(link) from error
-
-    def _watch(self) -> None:
-        # A machine that vanishes closes no connection; Dask's scheduler notices it.
+    def watch(self) -> None:
+        """Raise if Dask knows of a lost shard: a machine that vanishes closes no connection."""
         for link in self.links:
-            if link.unanswered and link.future.status in ("lost", "cancelled", "error"):
-                raise self._lost(link)
+            if link.future.status in ("lost", "cancelled", "error"):
+                raise self.lost(link)
 
-    def _lost(self, link: Link) -> WorkerLost:
+    def lost(self, link: Link) -> WorkerLost:
+        """Remember that a shard is lost, and return the error that says so."""
         link.lost = True
         return WorkerLost(
             f"{link} is gone: its process ended or cannot be reached. "
@@ -246,16 +196,12 @@ class Fleet:
     def close(self, timeout: float) -> None:
         """Stop all shards; environments that do not stop in time are named in the log."""
         for link in self.links:
-            if link.channel is not None:
-                self._selector.unregister(link.channel)
-                link.channel.close()
-                link.channel = None
-        self._selector.close()
+            link.disconnect()
         if self._client.status == "running":
             closing = [(link, link.actor.close(timeout)) for link in self.links if link.running]
             for link, future in closing:
                 try:
-                    ended = future.result(timeout=timeout + _WATCH_SECONDS)
+                    ended = future.result(timeout=timeout + _GRACE_SECONDS)
                 except (OSError, RuntimeError, TimeoutError):
                     ended = link.future.status != "finished"  # a lost worker runs nothing
                 if not ended:
@@ -283,7 +229,8 @@ def _check_same(links: Sequence[Link], descriptions: Sequence[EnvDescription]) -
                 )
 
 
-def _env_error(link: Link, failure: Failure) -> Exception:
+def env_error(link: Link, failure: Failure) -> Exception:
+    """Return the exception that a failure on a worker becomes at the head."""
     cause: BaseException | None = None
     if failure.error is not None:
         try:
@@ -292,6 +239,10 @@ def _env_error(link: Link, failure: Failure) -> Exception:
             cause = None
     if isinstance(cause, ConfigError):
         return cause
+    if failure.doing == "act":
+        fault = PolicyError(f"{cause or failure.traceback.rstrip()} ({link})")
+        fault.__cause__ = cause
+        return fault
     which = "an environment" if failure.env is None else f"environment {failure.env}"
     hint = ""
     if isinstance(cause, ImportError):

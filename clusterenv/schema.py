@@ -72,8 +72,8 @@ class Layout:
         """Allocate columns of ``n`` rows; their content is arbitrary until written."""
         return [np.empty((n, *leaf.shape), leaf.dtype) for leaf in self.leaves]
 
-    def nest(self, columns: Sequence[Column]) -> Any:
-        """Put columns together as Gymnasium batches this space."""
+    def nest(self, columns: Sequence[Any]) -> Any:
+        """Put columns, of arrays or tensors, together as Gymnasium batches this space."""
         return columns[0] if self._is_array else _nest(self.space, iter(columns))
 
     def rows(self, columns: Sequence[Column]) -> Iterable[Any]:
@@ -145,7 +145,7 @@ def _mismatch(leaf: Leaf, value: Any) -> ValueError:
     )
 
 
-def _nest(space: Space[Any], columns: Iterator[Column]) -> Any:
+def _nest(space: Space[Any], columns: Iterator[Any]) -> Any:
     if isinstance(space, spaces.Dict):
         return {key: _nest(child, columns) for key, child in space.spaces.items()}
     if isinstance(space, spaces.Tuple):

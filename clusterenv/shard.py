@@ -8,9 +8,7 @@ over its channel, so nothing that takes long ever runs on the event loop.
 from __future__ import annotations
 
 import asyncio
-import enum
 import threading
-import traceback
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,31 +19,13 @@ from distributed import get_worker
 from distributed.comm import get_address_host
 
 from clusterenv.channel import Channel, Header, Listener, dumps, loads
-from clusterenv.envs import Engine, EnvDescription, EnvRaised, Slot, build
+from clusterenv.envs import Engine, EnvDescription, Slot, build
 from clusterenv.errors import ChannelClosed
+from clusterenv.frames import Failure, Frame, failure_of
 from clusterenv.schema import Column, Layout
+from clusterenv.stream import Stream
 
-__all__ = [
-    "CallRequest",
-    "Failure",
-    "Frame",
-    "Opened",
-    "ResetRequest",
-    "Shard",
-    "ShardSpec",
-    "StepRequest",
-]
-
-
-class Frame(enum.IntEnum):
-    """Kinds of frames on a channel."""
-
-    RESET = 1
-    STEP = 2
-    CALL = 3
-    RESULT = 11
-    VALUE = 12
-    FAILED = 13
+__all__ = ["CallRequest", "Opened", "ResetRequest", "Shard", "ShardSpec", "StepRequest"]
 
 
 @dataclass(frozen=True)
@@ -57,19 +37,10 @@ class ShardSpec:
     count: int
     recipe: bytes
     """A pickled :class:`~clusterenv.envs.Recipe`, unpickled in the shard's thread."""
+    stream: bytes | None
+    """A pickled :class:`~clusterenv.stream.StreamSpec`, if the shard is to collect by itself."""
     ports: tuple[int, int] | None
     accept_timeout: float
-
-
-class Failure(NamedTuple):
-    """Something that was raised on a worker, as it travels to the head."""
-
-    env: int | None
-    """Global env index, if one environment is to blame."""
-    doing: str
-    error: bytes | None
-    """The pickled exception, if it can be pickled."""
-    traceback: str
 
 
 class Opened(NamedTuple):
@@ -149,16 +120,22 @@ class Shard:
             try:
                 recipe = loads(self._spec.recipe)
                 engine = build(recipe, self._spec.first, self._spec.count)
+                stream = None
+                if self._spec.stream is not None:
+                    stream = Stream(engine, loads(self._spec.stream), self._spec.first)
                 self._listener = Listener(self._host, self._tls, self._spec.ports)
             except BaseException as error:
-                self._opened.set_result(_failure(error, self._spec.first, "make"))
+                self._opened.set_result(failure_of(error, self._spec.first, "make"))
                 return
             self._opened.set_result(
                 Opened(self._host, self._listener.port, self._listener.token, engine.description)
             )
             self._channel = self._listener.accept(self._spec.accept_timeout)
             self._listener.close()
-            _Server(engine, self._channel, self._spec.first).run()
+            if stream is not None:
+                stream.run(self._channel)
+            else:
+                _Server(engine, self._channel, self._spec.first).run()
         except ChannelClosed:
             pass  # the head is gone or has closed us
         finally:
@@ -197,7 +174,7 @@ class _Server:
             except ChannelClosed:
                 raise
             except Exception as error:
-                failure = _failure(error, self._first, "step")
+                failure = failure_of(error, self._first, "step")
                 self._channel.send(Frame.FAILED, dumps(failure))
 
     def _read_actions(self, header: Header, request: StepRequest) -> list[Column]:
@@ -232,17 +209,6 @@ class _Server:
         objects = [self._slot.obs[k][where] for k in self._layout.objects]
         blob = dumps((infos, objects)) if infos or objects else b""
         self._channel.send(Frame.RESULT, blob, self._slot.buffers(self._layout, where))
-
-
-def _failure(error: BaseException, first: int, doing: str) -> Failure:
-    env = None
-    if isinstance(error, EnvRaised) and error.__cause__ is not None:
-        env, doing, error = first + error.env, error.doing, error.__cause__
-    try:
-        pickled = dumps(error)
-    except Exception:
-        pickled = None
-    return Failure(env, doing, pickled, "".join(traceback.format_exception(error)))
 
 
 def _bindable_host(address: str) -> str:

@@ -29,10 +29,12 @@ from clusterenv.errors import (
     ResultsPending,
     UnknownEnv,
 )
-from clusterenv.fleet import Answer, Fleet, Link, split
+from clusterenv.exchange import Answer, Exchange
+from clusterenv.fleet import Fleet, Link, split
+from clusterenv.frames import Frame
 from clusterenv.infos import merge, merge_vector
 from clusterenv.schema import Column, Layout
-from clusterenv.shard import CallRequest, Frame, ResetRequest, StepRequest
+from clusterenv.shard import CallRequest, ResetRequest, StepRequest
 
 __all__ = ["ClusterEnv", "make_vec"]
 
@@ -98,7 +100,18 @@ def make_vec(
     >>> obs, reward, terminated, truncated, info = envs.step([0, 1, 0, 1])
     >>> envs.close()
     """
-    recipe = _recipe(env, num_envs, engine, autoreset_mode, wrappers, env_kwargs)
+    recipe = make_recipe(env, num_envs, engine, autoreset_mode, wrappers, env_kwargs)
+    return ClusterEnv(*open_fleet(recipe, num_envs, shards, cluster))
+
+
+def open_fleet(
+    recipe: Recipe,
+    num_envs: int,
+    shards: int | None,
+    cluster: ClusterLike,
+    stream: bytes | None = None,
+) -> tuple[Fleet, Client | None]:
+    """Connect, and place the shards; also return the client if it is ours to close."""
     _check_counts(num_envs, shards)
     try:
         pickled = cloudpickle.dumps(recipe)
@@ -114,12 +127,11 @@ def make_vec(
     owned = client if client is not cluster else None
     try:
         count = shards or min(num_envs, max(1, len(client.nthreads())))
-        fleet = Fleet(client, pickled, split(num_envs, count))
+        return Fleet(client, pickled, split(num_envs, count), stream), owned
     except BaseException:
         if owned is not None:
             owned.close()
         raise
-    return ClusterEnv(fleet, owned_client=owned)
 
 
 class ClusterEnv(VectorEnv[Any, Any, Any]):
@@ -140,6 +152,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
 
     def __init__(self, fleet: Fleet, owned_client: Client | None = None) -> None:
         self._fleet = fleet
+        self._exchange = Exchange(fleet)
         self._owned_client = owned_client
         self._closed_because = ""
         about = fleet.description
@@ -310,6 +323,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             Seconds that the shards are given to stop by themselves.
         """
         _open.discard(self)
+        self._exchange.close()
         try:
             self._fleet.close(config.seconds("timeout.close", timeout))
         finally:
@@ -340,7 +354,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             request = ResetRequest(seeds[link.span], options, own_mask)
             reader = self._reader(result, link.span if result else slice(None), link.rows)
             with self._closing_on_error():
-                self._fleet.send(link, Frame.RESET, reader, dumps(tuple(request)))
+                self._exchange.send(link, Frame.RESET, reader, dumps(tuple(request)))
         chosen = slice(None) if mask is None else mask
         self._over[chosen] = False
         self._started = True
@@ -362,7 +376,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             blob = dumps(tuple(StepRequest(rows, dtypes, objects)))
         reader = self._reader(result, into, ids)
         with self._closing_on_error():
-            self._fleet.send(link, Frame.STEP, reader, blob, arrays)
+            self._exchange.send(link, Frame.STEP, reader, blob, arrays)
 
     def _reader(
         self, result: _Result | None, into: slice, ids: Rows
@@ -371,7 +385,6 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
 
         def read(link: Link, header: Header, blob: Any) -> _Result:
             target = result or _Result(self._obs, len(ids), ids)
-            assert link.channel is not None
             link.channel.recv_body(header, target.slot.buffers(self._obs, into))
             if blob is not None:
                 infos, objects = blob
@@ -394,7 +407,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         for link in self._fleet.links:
             request = CallRequest(method, arguments(link))
             with self._closing_on_error():
-                self._fleet.send(link, Frame.CALL, read, dumps(tuple(request)))
+                self._exchange.send(link, Frame.CALL, read, dumps(tuple(request)))
         answers = dict(self._next_answer().value for _ in self._fleet.links)
         return [value for index in sorted(answers) for value in answers[index]]
 
@@ -404,13 +417,11 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
 
     def _next_answer(self) -> Answer:
         with self._closing_on_error():
-            answer = self._fleet.recv()
-        assert answer is not None
-        return answer
+            return self._exchange.recv()
 
     def _drop_pending(self) -> None:
         """Receive and forget what was sent before, so that a reset begins anew."""
-        while any(link.unanswered for link in self._fleet.links):
+        while self._exchange.outstanding:
             self._next_answer()
         self._pending[:] = False
 
@@ -569,7 +580,7 @@ def _check_counts(num_envs: int, shards: int | None) -> None:
         )
 
 
-def _recipe(
+def make_recipe(
     env: Any,
     num_envs: int,
     engine: str,
@@ -577,6 +588,7 @@ def _recipe(
     wrappers: Sequence[Callable[..., Any]],
     kwargs: dict[str, Any],
 ) -> Recipe:
+    """Check what names the environments, and return how to make them."""
     if engine != "auto" and engine not in ENGINES:
         raise ConfigError(f"engine={engine!r} is unknown; one of 'auto', {list(ENGINES)}")
     engine = "gymnasium" if engine == "auto" else engine

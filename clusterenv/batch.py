@@ -1,0 +1,117 @@
+"""A fragment as the head sees it: an Arrow record batch and views of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+
+from clusterenv.schema import Column
+
+__all__ = ["Batch"]
+
+_SHAPE = b"shape"
+
+
+class Batch:
+    """One fragment of one shard.
+
+    ``batch["obs"]`` and the other columns are NumPy views shaped ``[horizon, envs, …]`` of the
+    record batch's own memory; ``terminated`` and ``truncated`` are bits in Arrow and unpacked.
+
+    Attributes
+    ----------
+    record_batch
+        All rows, time-major: row ``t * num_envs + e``.
+    tail_rows
+        Rows whose next observation is not the observation one time row below: every row
+        that ended an episode, and every row of the last time step.
+    tail
+        The true next observations of these rows, by observation column; for a finished
+        episode its true final observation.
+    state
+        Recurrent state at the first time row, ``[envs, …]``.
+    shard, incarnation, policy_version
+        Where the rows are from; a row's own version is in the column ``version``.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, Column],
+        num_envs: int,
+        *,
+        tail_rows: npt.NDArray[np.int64],
+        tail: Mapping[str, Column],
+        state: Mapping[str, Column],
+        shard: int,
+        incarnation: int,
+        policy_version: int,
+    ) -> None:
+        self.num_rows = len(columns["reward"])
+        self.num_envs = num_envs
+        self.horizon = self.num_rows // num_envs
+        self.tail_rows = tail_rows
+        self.tail = dict(tail)
+        self.state = dict(state)
+        self.shard = shard
+        self.incarnation = incarnation
+        self.policy_version = policy_version
+        provenance = {"shard": shard, "incarnation": incarnation, "num_envs": num_envs}
+        fields, arrays = zip(*(_to_arrow(n, c) for n, c in columns.items()), strict=True)
+        metadata = {key: str(value) for key, value in provenance.items()}
+        self.record_batch = pa.record_batch(list(arrays), schema=pa.schema(fields, metadata))
+
+    @property
+    def names(self) -> list[str]:
+        """The columns' names."""
+        return list(self.record_batch.schema.names)
+
+    def __getitem__(self, name: str) -> Column:
+        if name not in self.record_batch.schema.names:
+            raise KeyError(f"no column {name!r}; there are {', '.join(self.names)}")
+        index = self.record_batch.schema.get_field_index(name)
+        flat = _from_arrow(self.record_batch.schema.field(index), self.record_batch.column(index))
+        return flat.reshape(self.horizon, self.num_envs, *flat.shape[1:])
+
+    def torch(self) -> dict[str, torch.Tensor]:
+        """Return all columns as tensors that share the batch's memory."""
+        return {name: torch.from_numpy(self[name]) for name in self.names}
+
+    def __repr__(self) -> str:
+        return (
+            f"Batch(shard={self.shard}, policy_version={self.policy_version}, "
+            f"horizon={self.horizon}, num_envs={self.num_envs}, columns={self.names})"
+        )
+
+
+def _to_arrow(name: str, column: Column) -> tuple[pa.Field, pa.Array]:
+    rows, shape = len(column), column.shape[1:]
+    if column.dtype == np.bool_ and not shape:
+        bits = pa.py_buffer(np.packbits(column, bitorder="little"))
+        return pa.field(name, pa.bool_()), pa.Array.from_buffers(pa.bool_(), rows, [None, bits])
+    if column.dtype == np.bool_:
+        column = column.view(np.uint8)
+    kind = pa.from_numpy_dtype(column.dtype)
+    width = int(np.prod(shape, dtype=np.int64))
+    values = pa.Array.from_buffers(kind, rows * width, [None, pa.py_buffer(column)])
+    if not shape:
+        return pa.field(name, kind), values
+    array = pa.FixedSizeListArray.from_arrays(values, width)
+    return pa.field(name, array.type, metadata={_SHAPE: json.dumps(shape)}), array
+
+
+def _from_arrow(field: pa.Field, array: pa.Array) -> Column:
+    if pa.types.is_boolean(field.type):
+        bits = np.frombuffer(array.buffers()[1], np.uint8)
+        unpacked = np.unpackbits(bits, count=array.offset + len(array), bitorder="little")
+        return unpacked[array.offset :].view(np.bool_)
+    if not pa.types.is_fixed_size_list(field.type):
+        return array.to_numpy(zero_copy_only=True)  # type: ignore[no-any-return]
+    shape: Sequence[int] = json.loads(field.metadata[_SHAPE])
+    flat: Any = array.flatten().to_numpy(zero_copy_only=True)
+    return flat.reshape(len(array), *shape)  # type: ignore[no-any-return]

@@ -1,0 +1,425 @@
+"""``Collector``: trajectories from shards that act by themselves, as a stream of batches."""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import selectors
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode
+
+from clusterenv import config
+from clusterenv.batch import Batch
+from clusterenv.channel import Header, dumps
+from clusterenv.cluster import ClusterLike
+from clusterenv.errors import ChannelClosed, ClosedError, ConfigError
+from clusterenv.fleet import Link, env_error
+from clusterenv.frames import Frame
+from clusterenv.policies.base import Policy
+from clusterenv.schema import Layout
+from clusterenv.stream import FragmentMeta, StreamSpec
+from clusterenv.sync.publisher import Publisher
+from clusterenv.sync.rules import EveryVersion, SyncRule
+from clusterenv.vector import make_recipe, open_fleet
+
+__all__ = ["Collector", "Stats"]
+
+_WATCH_SECONDS = 0.5
+_open: weakref.WeakSet[Collector] = weakref.WeakSet()
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What a collector has done so far."""
+
+    rows: int
+    dropped_rows: int
+    """Rows that a lock-step start left behind (engines that spend steps on resetting)."""
+    episodes: int
+    returns: list[float]
+    """Of the last 100 finished episodes."""
+    lengths: list[int]
+    seconds: float
+    steps_per_second: list[float]
+    """Of each shard, since the collector was made."""
+    announcements: int
+    checks: int
+    """Announcements that shards judged by the rule."""
+    pulls: int
+    weight_bytes: int
+    """Weights sent by the head."""
+    wire_bytes: int
+    """Fragments received by the head."""
+    lag_min: int
+    lag_mean: float
+    lag_max: int
+    """Versions behind the newest known, over all received fragments."""
+    divergences: list[float | None]
+    """Of each shard's version from the newest it had heard of, when its last fragment began."""
+    versions: list[int]
+    """That each shard acted with in its last fragment."""
+    queued: int
+    """Batches received and not yet taken."""
+    evaluation_seconds: float
+    """Spent by ``publish`` on computing divergences."""
+
+
+class Collector:
+    """Collects trajectories with the policy beside the simulation.
+
+    Parameters
+    ----------
+    env
+        Whatever :func:`clusterenv.make_vec` takes.
+    policy
+        A :class:`clusterenv.policies.Policy`; its weights are version 0.
+    num_envs, shards, cluster, engine, wrappers
+        As for :func:`clusterenv.make_vec`.
+    horizon
+        Time rows of a fragment.
+    sync
+        When a shard pulls a newer version; see ``clusterenv.sync``.
+    seed
+        Environment ``i`` gets ``seed + i``.
+    credits
+        Fragments that each shard may be ahead of the reader when iterating; at least 2.
+    **env_kwargs
+        Passed to the environment.
+
+    Examples
+    --------
+    >>> import clusterenv, gymnasium, torch
+    >>> net = torch.nn.Linear(4, 2)
+    >>> policy = clusterenv.policies.Categorical(net)
+    >>> options = {"num_envs": 4, "horizon": 8, "shards": 2}
+    >>> with clusterenv.Collector("CartPole-v1", policy, **options) as collector:
+    ...     batches = collector.rollout()
+    ...     version = collector.publish(policy)
+    >>> [batch["obs"].shape for batch in batches], version
+    ([(8, 2, 4), (8, 2, 4)], 1)
+    """
+
+    def __init__(
+        self,
+        env: str | EnvSpec | Callable[..., gym.Env[Any, Any]] | Sequence[Callable[..., Any]],
+        policy: Policy,
+        *,
+        num_envs: int,
+        horizon: int,
+        shards: int | None = None,
+        cluster: ClusterLike = None,
+        engine: str = "auto",
+        sync: SyncRule | None = None,
+        seed: int | None = None,
+        credits: int = 2,  # noqa: A002
+        wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] = (),
+        **env_kwargs: Any,
+    ) -> None:
+        self.closed = False
+        rule = EveryVersion() if sync is None else sync
+        _check(policy, horizon, credits, rule)
+        # The loop resets in the same step, so that no step is spent on resetting.
+        loop = engine in ("auto", "gymnasium")
+        mode = AutoresetMode.SAME_STEP if loop else AutoresetMode.NEXT_STEP
+        recipe = make_recipe(env, num_envs, engine, mode, wrappers, env_kwargs)
+        try:
+            stream = cloudpickle.dumps(StreamSpec(policy, rule, horizon, seed, 0))
+        except Exception as error:
+            raise ConfigError(
+                f"the policy cannot be sent to a worker: {error}. Keep locks, files and "
+                "environments out of it"
+            ) from error
+        self._credits = credits
+        self._fleet, self._owned_client = open_fleet(recipe, num_envs, shards, cluster, stream)
+        about = self._fleet.description
+        self.observation_space = about.observation_space
+        self.action_space = about.action_space
+        self._layout = Layout(about.observation_space)
+        self._obs_names = [leaf.name("obs") for leaf in self._layout.leaves]
+        links = self._fleet.links
+        self._publisher = Publisher(policy, rule, self._layout, len(links))
+        self._locks = [threading.Lock() for _ in links]
+        self._received: queue.SimpleQueue[Batch | BaseException] = queue.SimpleQueue()
+        self._streaming = False
+        self._failure: BaseException | None = None
+        self._tally = _Tally(len(links))
+        self._intake = threading.Thread(target=self._receive, name="clusterenv-intake", daemon=True)
+        self._intake.start()
+        _open.add(self)
+
+    # Taking batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield batches in the order in which they arrive, without end."""
+        while True:
+            yield self._next()
+
+    def _next(self) -> Batch:
+        self._check_open()
+        if not self._streaming:
+            self._streaming = True
+            for link in self._fleet.links:
+                for _ in range(self._credits):
+                    self._send(link, Frame.TICKET, dumps(False))
+        batch = self._take()
+        self._send(self._fleet.links[batch.shard], Frame.TICKET, dumps(False))
+        return batch
+
+    def collect(self, rows: int) -> list[Batch]:
+        """Return batches of at least ``rows`` rows together, as they arrive."""
+        if rows < 1:
+            raise ConfigError(f"collect(rows) needs a positive number, got {rows}: collect(4096)")
+        batches: list[Batch] = []
+        while sum(batch.num_rows for batch in batches) < rows:
+            batches.append(self._next())
+        return batches
+
+    def rollout(self) -> list[Batch]:
+        """Return exactly one fragment of every shard, in order, begun after this call.
+
+        A shard whose rule wants the newest version waits for it first, so with
+        ``EveryVersion`` all rows are of one version. Between calls the shards rest.
+        """
+        self._check_open()
+        if self._streaming:
+            raise ConfigError(
+                "rollout() after iterating: the shards run ahead by themselves now. Use one way "
+                "per collector: for batch in collector, or batches = collector.rollout()"
+            )
+        for link in self._fleet.links:
+            self._send(link, Frame.TICKET, dumps(True))
+        batches = [self._take() for _ in self._fleet.links]
+        return sorted(batches, key=lambda batch: batch.shard)
+
+    def publish(self, policy: Policy, **scalars: float) -> int:
+        """Announce a new version of the policy.
+
+        Weights move only to shards that ask for them. ``scalars`` travel with the
+        announcement and need no pull.
+
+        Returns
+        -------
+        int
+            The new version's number.
+        """
+        self._check_open()
+        for name, value in scalars.items():
+            if not isinstance(value, (int, float)):
+                raise ConfigError(f"publish({name}={value!r}): scalars are numbers")
+        with self._tally.lock:
+            announcement = self._publisher.publish(policy, scalars)
+        blob = dumps(tuple(announcement))
+        for link in self._fleet.links:
+            self._send(link, Frame.ANNOUNCE, blob)
+        return announcement.version
+
+    def stats(self) -> Stats:
+        """Return what has been done so far."""
+        with self._tally.lock:
+            return self._tally.stats(self._publisher, self._received.qsize())
+
+    # What runs beside the reader
+
+    def _receive(self) -> None:
+        try:
+            with selectors.DefaultSelector() as selector:
+                for link in self._fleet.links:
+                    selector.register(link.channel, selectors.EVENT_READ, link)
+                while not self.closed:
+                    buffered = [li for li in self._fleet.links if li.channel.has_buffered()]
+                    ready = buffered or [k.data for k, _ in selector.select(_WATCH_SECONDS)]
+                    for link in ready:
+                        self._read(link)
+                    if not ready:
+                        self._fleet.watch()
+        except Exception as error:
+            if not self.closed:
+                self._received.put(error)
+
+    def _read(self, link: Link) -> None:
+        try:
+            header = link.channel.recv_header()
+            blob = link.channel.recv_blob(header)
+            if header.kind == Frame.FRAGMENT:
+                self._received.put(self._batch(link, header, FragmentMeta(*blob)))
+            elif header.kind == Frame.PULL:
+                self._serve(link)
+            elif header.kind == Frame.FAILED:
+                raise env_error(link, blob)
+        except ChannelClosed as error:
+            raise self._fleet.lost(link) from error
+
+    def _serve(self, link: Link) -> None:
+        with self._tally.lock:
+            weights = self._publisher.newest
+            self._publisher.in_use[link.index] = weights.version
+            self._tally.weight_bytes += weights.buffer.nbytes
+        blob = dumps((weights.version, weights.digest))
+        self._send(link, Frame.WEIGHTS, blob, [weights.buffer])
+
+    def _batch(self, link: Link, header: Header, meta: FragmentMeta) -> Batch:
+        specs = [*meta.columns, *meta.tail, *meta.state]
+        arrays = [np.empty(spec.shape, spec.dtype) for spec in specs]
+        link.channel.recv_body(header, arrays)
+        named = iter(zip((spec.name for spec in specs), arrays, strict=True))
+        columns = dict(next(named) for _ in meta.columns)
+        _, tail_rows = next(named)
+        tail = dict(next(named) for _ in meta.tail[1:])
+        batch = Batch(
+            columns,
+            link.share.count,
+            tail_rows=tail_rows,
+            tail=tail,
+            state=dict(named),
+            shard=link.index,
+            incarnation=0,
+            policy_version=meta.version,
+        )
+        with self._tally.lock:
+            self._tally.add(link.index, batch.num_rows, header.body, meta)
+            obs = [columns[name] for name in self._obs_names]
+            self._publisher.probe.add(obs, columns["env"], columns.get("action_mask"))
+        return batch
+
+    def _send(self, link: Link, kind: Frame, blob: bytes, body: Sequence[Any] = ()) -> None:
+        try:
+            with self._locks[link.index]:
+                link.channel.send(kind, blob, body)
+        except ChannelClosed as error:
+            if threading.current_thread() is not self._intake and self._received.qsize():
+                return  # the intake knows why, and its word comes next
+            raise self._fleet.lost(link) from error
+
+    def _take(self) -> Batch:
+        try:
+            item = self._received.get()
+        except BaseException:
+            self.close(timeout=1.0)
+            raise
+        if isinstance(item, BaseException):
+            self._failure = item
+            self.close()
+            raise item
+        return item
+
+    # The end
+
+    def _check_open(self) -> None:
+        if self.closed:
+            because = f" (after {type(self._failure).__name__})" if self._failure else ""
+            raise ClosedError(f"this Collector is closed{because}; make a new one")
+
+    def close(self, timeout: float | None = None) -> None:
+        """Stop the shards, and the cluster if the collector started it."""
+        if self.closed:
+            return
+        self.closed = True
+        _open.discard(self)
+        try:
+            self._fleet.close(config.seconds("timeout.close", timeout))
+        finally:
+            if self._owned_client is not None:
+                self._owned_client.close()
+            self._intake.join(timeout=5.0)
+
+    def __enter__(self) -> Collector:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_intake"):
+            self.close()
+
+
+class _Tally:
+    """Counts what was received; guarded by its lock."""
+
+    def __init__(self, shards: int) -> None:
+        self.lock = threading.Lock()
+        self.weight_bytes = 0
+        self._began = time.monotonic()
+        self._rows = [0] * shards
+        self._checks = [0] * shards
+        self._pulls = [0] * shards
+        self._versions = [0] * shards
+        self._divergences: list[float | None] = [None] * shards
+        self._wire = self._dropped = self._episodes = 0
+        self._returns: deque[float] = deque(maxlen=100)
+        self._lengths: deque[int] = deque(maxlen=100)
+        self._lags: list[int] = [0, 0, 0]  # least, most, sum
+        self._fragments = 0
+
+    def add(self, shard: int, rows: int, nbytes: int, meta: FragmentMeta) -> None:
+        self._rows[shard] += rows
+        self._wire += nbytes
+        self._dropped += meta.dropped
+        self._episodes += len(meta.returns)
+        self._returns.extend(meta.returns)
+        self._lengths.extend(meta.lengths)
+        self._checks[shard] = meta.checks
+        self._pulls[shard] = meta.pulls
+        self._versions[shard] = meta.version
+        self._divergences[shard] = meta.divergence
+        lag = meta.newest - meta.version
+        least, most, total = self._lags
+        self._lags = [min(least, lag) if self._fragments else lag, max(most, lag), total + lag]
+        self._fragments += 1
+
+    def stats(self, publisher: Publisher, queued: int) -> Stats:
+        seconds = time.monotonic() - self._began
+        least, most, total = self._lags
+        return Stats(
+            rows=sum(self._rows),
+            dropped_rows=self._dropped,
+            episodes=self._episodes,
+            returns=list(self._returns),
+            lengths=list(self._lengths),
+            seconds=seconds,
+            steps_per_second=[rows / seconds for rows in self._rows],
+            announcements=publisher.announcements,
+            checks=sum(self._checks),
+            pulls=sum(self._pulls),
+            weight_bytes=self.weight_bytes,
+            wire_bytes=self._wire,
+            lag_min=least,
+            lag_mean=total / max(1, self._fragments),
+            lag_max=most,
+            divergences=list(self._divergences),
+            versions=list(self._versions),
+            queued=queued,
+            evaluation_seconds=publisher.evaluation_seconds,
+        )
+
+
+def _check(policy: Any, horizon: int, credit: int, rule: Any) -> None:
+    if not isinstance(policy, Policy):
+        raise ConfigError(
+            f"policy is a {type(policy).__name__}; wrap it: "
+            "clusterenv.policies.Categorical(module), Gaussian(module, action_space), "
+            "EpsilonGreedy(q_module) or CleanRL(agent)"
+        )
+    if not isinstance(horizon, int) or horizon < 1:
+        raise ConfigError(f"horizon must be a positive integer, got {horizon!r}: horizon=128")
+    if credit < 2:
+        raise ConfigError(f"credits must be at least 2, or shards wait for the head, got {credit}")
+    if not callable(getattr(rule, "should_pull", None)):
+        raise ConfigError(f"sync={rule!r} is no rule: sync=clusterenv.Divergence(0.05)")
+
+
+@atexit.register
+def _close_all() -> None:
+    for collector in list(_open):
+        collector.close()

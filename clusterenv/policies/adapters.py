@@ -1,0 +1,240 @@
+"""Policies made from what people already have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from torch.distributions import Categorical as CategoricalDistribution
+from torch.distributions import Distribution, Independent, Normal
+
+from clusterenv.errors import ConfigError
+from clusterenv.policies.base import Context, Decision, Policy, masked
+
+__all__ = ["Categorical", "CleanRL", "EpsilonGreedy", "Gaussian", "PaperAgent", "Random"]
+
+
+class Categorical(Policy):
+    """A network that gives the logits of discrete actions.
+
+    Parameters
+    ----------
+    module
+        Maps observations to logits; to ``(logits, value)`` if it also judges.
+    nvec
+        For ``MultiDiscrete`` actions: how many logits belong to each of them, in order.
+    """
+
+    def __init__(self, module: nn.Module, nvec: Sequence[int] | None = None) -> None:
+        super().__init__()
+        self.module = module
+        self.nvec = None if nvec is None else [int(n) for n in nvec]
+
+    def act(self, obs: Any, context: Context) -> Decision:
+        logits, extras = _with_value(self.module(obs))
+        policy = self._distribution(masked(logits, context.mask))
+        action = policy.sample()
+        return Decision(action, {"log_prob": policy.log_prob(action), **extras})
+
+    def distribution(self, obs: Any, context: Context) -> Distribution:
+        logits, _ = _with_value(self.module(obs))
+        return self._distribution(masked(logits, context.mask))
+
+    def _distribution(self, logits: Tensor) -> Distribution:
+        if self.nvec is None:
+            return CategoricalDistribution(logits=logits, validate_args=False)
+        widest = max(self.nvec)
+        parts = [
+            nn.functional.pad(part, (0, widest - part.shape[-1]), value=float("-inf"))
+            for part in torch.split(logits, self.nvec, dim=-1)
+        ]
+        stacked = CategoricalDistribution(logits=torch.stack(parts, dim=-2), validate_args=False)
+        return Independent(stacked, 1, validate_args=False)
+
+
+class Gaussian(Policy):
+    """A network that gives means, or ``(mean, log_std)``, of continuous actions.
+
+    Parameters
+    ----------
+    module
+        Maps observations to means, to ``(mean, log_std)`` or ``(mean, log_std, value)``.
+    action_space
+        Sampled actions are clipped to its bounds; ``raw_action`` keeps what was sampled.
+    log_std
+        Initial logarithm of the standard deviation if the module gives means alone.
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, module: nn.Module, action_space: spaces.Box, log_std: float = 0.0) -> None:
+        super().__init__()
+        self.module = module
+        self.log_std = nn.Parameter(torch.full(action_space.shape, log_std))
+        self.register_buffer("low", torch.as_tensor(action_space.low))
+        self.register_buffer("high", torch.as_tensor(action_space.high))
+
+    def _parts(self, obs: Any) -> tuple[Distribution, dict[str, Tensor]]:
+        output = self.module(obs)
+        mean, *rest = output if isinstance(output, tuple) else (output,)
+        log_std = rest[0] if rest else self.log_std.expand_as(mean)
+        extras = {"value": rest[1].reshape(len(mean))} if len(rest) > 1 else {}
+        return Independent(Normal(mean, log_std.exp(), validate_args=False), 1), extras
+
+    def act(self, obs: Any, context: Context) -> Decision:
+        policy, extras = self._parts(obs)
+        raw = policy.sample()
+        action = torch.minimum(torch.maximum(raw, self.low), self.high)
+        return Decision(action, {"raw_action": raw, "log_prob": policy.log_prob(raw), **extras})
+
+    def distribution(self, obs: Any, context: Context) -> Distribution:
+        return self._parts(obs)[0]
+
+
+class EpsilonGreedy(Policy):
+    """The best action of a Q network, or with probability epsilon any other.
+
+    Parameters
+    ----------
+    q_module
+        Maps observations to action values.
+    epsilon
+        Used until the scalar ``epsilon`` is published; a sequence gives each environment,
+        by its global index, its own (a ladder), which the scalar then scales.
+    temperature
+        Of the softmax of the values, which is the distribution that divergence is
+        computed from; the scalar ``temperature`` overrides it.
+    """
+
+    def __init__(
+        self,
+        q_module: nn.Module,
+        epsilon: float | Sequence[float] = 0.05,
+        temperature: float = 1.0,
+    ) -> None:
+        super().__init__()
+        if temperature <= 0:
+            raise ConfigError(
+                f"temperature must be positive, got {temperature}: EpsilonGreedy(q, temperature=1)"
+            )
+        self.module = q_module
+        self.temperature = temperature
+        self.ladder = not isinstance(epsilon, (int, float))
+        self.epsilon = torch.as_tensor(epsilon, dtype=torch.float32)
+        if bool(((self.epsilon < 0) | (self.epsilon > 1)).any()):
+            raise ConfigError(f"epsilon must be from 0 to 1, got {epsilon}")
+
+    def act(self, obs: Any, context: Context) -> Decision:
+        values = masked(self.module(obs), context.mask)
+        best = values.argmax(-1)
+        allowed = torch.isfinite(values).to(values.dtype)
+        anything = allowed.multinomial(1).squeeze(-1)
+        explore = torch.rand(len(best)) < self._epsilon(context)
+        return Decision(torch.where(explore, anything, best), {"q": values.max(-1).values})
+
+    def _epsilon(self, context: Context) -> Tensor:
+        published = context.scalars.get("epsilon")
+        if self.ladder:
+            steps = self.epsilon[context.envs % len(self.epsilon)]
+            return steps if published is None else steps * published
+        return self.epsilon if published is None else torch.tensor(published)
+
+    def distribution(self, obs: Any, context: Context) -> Distribution:
+        temperature = context.scalars.get("temperature", self.temperature)
+        values = masked(self.module(obs), context.mask)
+        return CategoricalDistribution(logits=values / temperature, validate_args=False)
+
+
+class CleanRL(Policy):
+    """An agent with ``get_action_and_value(obs)``, as CleanRL's scripts define it.
+
+    Parameters
+    ----------
+    agent
+        Its ``get_action_and_value`` returns action, log-probability, entropy and value.
+    distribution
+        Maps ``(agent, obs)`` to the distribution of actions. By default the logits of
+        ``agent.actor``, or ``actor_mean`` and ``actor_logstd`` for continuous actions.
+    """
+
+    def __init__(self, agent: nn.Module, distribution: Any = None) -> None:
+        super().__init__()
+        if not callable(getattr(agent, "get_action_and_value", None)):
+            raise ConfigError(
+                f"{type(agent).__name__} has no get_action_and_value(obs); for a plain network use "
+                "clusterenv.policies.Categorical(module)"
+            )
+        self.agent: Any = agent
+        self._make_distribution = distribution
+
+    def act(self, obs: Any, context: Context) -> Decision:
+        action, log_prob, _, value = self.agent.get_action_and_value(obs)
+        return Decision(action, {"log_prob": log_prob, "value": value.reshape(len(action))})
+
+    def distribution(self, obs: Any, context: Context) -> Distribution:
+        agent: Any = self.agent
+        if self._make_distribution is not None:
+            made: Distribution = self._make_distribution(agent, obs)
+            return made
+        if hasattr(agent, "actor_mean"):
+            mean = agent.actor_mean(obs)
+            spread = agent.actor_logstd.expand_as(mean).exp()
+            return Independent(Normal(mean, spread, validate_args=False), 1)
+        if hasattr(agent, "actor"):
+            return CategoricalDistribution(logits=agent.actor(_hidden(agent, obs)))
+        raise ConfigError(
+            f"{type(agent).__name__} has neither actor nor actor_mean; say how its distribution is "
+            "made: CleanRL(agent, distribution=lambda agent, obs: Categorical(logits=…))"
+        )
+
+
+class PaperAgent(Policy):
+    """A module with ``.actor`` whose call returns action, log-probability, entropy and value."""
+
+    def __init__(self, agent: nn.Module) -> None:
+        super().__init__()
+        if not isinstance(getattr(agent, "actor", None), nn.Module):
+            raise ConfigError(f"{type(agent).__name__} has no .actor module that gives logits")
+        self.agent = agent
+
+    def act(self, obs: Any, context: Context) -> Decision:
+        action, log_prob, _, value = self.agent(obs)
+        return Decision(action, {"log_prob": log_prob, "value": value.reshape(len(action))})
+
+    def distribution(self, obs: Any, context: Context) -> Distribution:
+        agent: Any = self.agent
+        return CategoricalDistribution(logits=agent.actor(obs), validate_args=False)
+
+
+class Random(Policy):
+    """Actions at random, as ``action_space.sample()`` draws them; it has no weights."""
+
+    def __init__(self, action_space: gym.Space[Any], seed: int | None = None) -> None:
+        super().__init__()
+        self.action_space = action_space
+        self.action_space.seed(seed)
+
+    def act(self, obs: Any, context: Context) -> Decision:
+        if context.mask is not None:
+            allowed = context.mask.to(torch.float32)
+            return Decision(allowed.multinomial(1).squeeze(-1))
+        draws = [self.action_space.sample() for _ in range(len(context.envs))]
+        return Decision(torch.as_tensor(np.stack(draws)))
+
+
+def _with_value(output: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    if isinstance(output, tuple):
+        logits, value = output
+        return logits, {"value": value.reshape(len(logits))}
+    return output, {}
+
+
+def _hidden(agent: Any, obs: Any) -> Any:
+    # CleanRL's Atari agents share a network below actor and critic and scale the frames.
+    return agent.network(obs / 255.0) if hasattr(agent, "network") else obs

@@ -1,0 +1,89 @@
+"""What a policy is to a shard: something that acts, and that has a distribution to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+__all__ = ["Context", "Decision", "Policy"]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a policy may know besides the observations; each tensor has a row per environment."""
+
+    envs: Tensor
+    """Global env indices."""
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    """What was published with the newest announcement, such as ``epsilon``."""
+    state: Mapping[str, Tensor] = field(default_factory=dict)
+    """Recurrent state; empty for a policy that has none."""
+    mask: Tensor | None = None
+    """Which actions are allowed; ``None`` if the environments do not say."""
+
+
+class Decision(NamedTuple):
+    """What a policy decided: a row per environment in everything."""
+
+    action: Tensor
+    extras: Mapping[str, Tensor] = {}
+    """Further columns of the trajectory: ``log_prob``, ``value``, ``logits``, …"""
+    state: Mapping[str, Tensor] = {}
+    """The recurrent state after this step."""
+
+
+class Policy(nn.Module):
+    """Base of all policies.
+
+    The class travels to the workers once; afterwards only its ``state_dict`` does, buffers
+    included, and only when a worker pulls. ``act`` runs on the workers under
+    ``torch.inference_mode``; ``distribution`` runs at the head, to find out how far two versions
+    have diverged.
+
+    Examples
+    --------
+    >>> class Coin(Policy):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.logits = nn.Parameter(torch.zeros(2))
+    ...     def distribution(self, obs, context):
+    ...         return torch.distributions.Categorical(logits=self.logits.expand(len(obs), 2))
+    ...     def act(self, obs, context):
+    ...         coin = self.distribution(obs, context)
+    ...         action = coin.sample()
+    ...         return Decision(action, {"log_prob": coin.log_prob(action)})
+    >>> Coin().act(torch.zeros(3, 4), Context(torch.arange(3))).action.shape
+    torch.Size([3])
+    """
+
+    def act(self, obs: Any, context: Context) -> Decision:
+        """Choose an action for every environment.
+
+        Parameters
+        ----------
+        obs
+            A tensor, or for Dict and Tuple spaces a dictionary or tuple of tensors.
+        context
+            Env indices, scalars, recurrent state and action mask.
+        """
+        raise NotImplementedError
+
+    def distribution(self, obs: Any, context: Context) -> Distribution:
+        """Return the distribution of actions, whose divergence decides about pulls."""
+        raise NotImplementedError
+
+    def initial_state(self, n: int) -> dict[str, Tensor]:
+        """Return the recurrent state of ``n`` environments at the start of an episode."""
+        return {}
+
+
+def masked(logits: Tensor, mask: Tensor | None) -> Tensor:
+    """Give forbidden actions no probability at all."""
+    if mask is None:
+        return logits
+    return logits.masked_fill(~mask.to(torch.bool), float("-inf"))

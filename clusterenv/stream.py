@@ -1,0 +1,239 @@
+"""A shard that collects by itself: policy beside the simulation, whole fragments to the head.
+
+Three threads: one steps the environments, one reads what the head says, one sends fragments.
+The head grants tickets; a ticket is worth one fragment. With no ticket left the env loop
+waits: that is all the backpressure there is, and all the memory it needs.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from clusterenv.channel import Channel, Header, dumps
+from clusterenv.env_loop import EnvLoop, Fragment, Interrupted
+from clusterenv.envs import Engine
+from clusterenv.errors import ChannelClosed
+from clusterenv.frames import Frame, failure_of
+from clusterenv.policies.base import Policy
+from clusterenv.sync.rules import SyncRule
+from clusterenv.sync.weights import Weights, load, manifest_of
+
+__all__ = ["Announcement", "ColumnSpec", "FragmentMeta", "Stream", "StreamSpec"]
+
+
+@dataclass(frozen=True)
+class StreamSpec:
+    """What a shard needs to collect."""
+
+    policy: Policy
+    rule: SyncRule
+    horizon: int
+    seed: int | None
+    version: int
+
+
+class Announcement(NamedTuple):
+    """What the head says of a new version: everything but the weights."""
+
+    version: int
+    divergences: Mapping[int, float]
+    """From each version in use to this one."""
+    scalars: Mapping[str, float]
+
+
+class ColumnSpec(NamedTuple):
+    """One column of a fragment's body."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class FragmentMeta(NamedTuple):
+    """Blob of a ``FRAGMENT`` frame; its body is the columns, tails and states in order."""
+
+    version: int
+    newest: int
+    """The newest version the shard had heard of when the fragment began."""
+    divergence: float | None
+    columns: list[ColumnSpec]
+    tail: list[ColumnSpec]
+    state: list[ColumnSpec]
+    returns: list[float]
+    lengths: list[int]
+    dropped: int
+    checks: int
+    pulls: int
+
+
+class PolicyClient:
+    """A worker's side of synchronization: what it has heard, and whether it wants more."""
+
+    def __init__(self, rule: SyncRule, version: int) -> None:
+        self._rule = rule
+        self.version = version
+        self.newest = Announcement(version, {}, {})
+        self.checks = 0
+        self.pulls = 0
+        self._decided = version  # the newest version that was decided about
+        self.wanted: int | None = None
+
+    @property
+    def divergence(self) -> float | None:
+        """Of the own version from the newest, as far as it is known."""
+        if self.newest.version == self.version:
+            return 0.0
+        return self.newest.divergences.get(self.version)
+
+    def decide(self) -> bool:
+        """Whether to ask for the newest version now; each announcement is judged once."""
+        newest = self.newest.version
+        if newest == self._decided or self.wanted is not None:
+            return False
+        self._decided = newest
+        self.checks += 1
+        if self._rule.should_pull(newest - self.version, self.divergence):
+            self.wanted = newest
+            return True
+        return False
+
+    def pulled(self, version: int) -> None:
+        """Note that a version arrived and acts from now on."""
+        self.version = version
+        self.pulls += 1
+        self.wanted = None
+
+
+class Stream:
+    """The collecting shard; made before the head connects, so that faults show early."""
+
+    def __init__(self, engine: Engine, spec: StreamSpec, first: int) -> None:
+        torch.set_num_threads(1)  # the shards are the parallelism
+        self._first = first
+        self._policy = spec.policy.eval()
+        self._manifest = manifest_of(self._policy)
+        self._client = PolicyClient(spec.rule, spec.version)
+        self._loop = EnvLoop(engine, self._policy, first, spec.horizon, spec.seed)
+        self._tickets: queue.SimpleQueue[bool | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[tuple[Fragment, FragmentMeta] | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._arrived: Weights | None = None
+        self._closed = False
+
+    def run(self, channel: Channel) -> None:
+        """Collect until the head closes the channel."""
+        self._channel = channel
+        self._send_lock = threading.Lock()
+        helpers = [
+            threading.Thread(target=target, name=f"clusterenv-{name}-{self._first}", daemon=True)
+            for name, target in (("reader", self._read), ("sender", self._send))
+        ]
+        for helper in helpers:
+            helper.start()
+        try:
+            while (fresh := self._tickets.get()) is not None:
+                self._synchronize(wait=fresh)
+                client = self._client
+                newest, divergence = client.newest.version, client.divergence
+                fragment = self._loop.fragment(client.newest.scalars, client.version, fresh)
+                self._outbox.put((fragment, self._meta(fragment, newest, divergence)))
+        except Interrupted:
+            pass
+        except Exception as error:
+            if not self._closed:
+                with self._send_lock:
+                    channel.send(Frame.FAILED, dumps(failure_of(error, self._first, "collect")))
+                self._tickets.get()  # until the head has read it and closes
+        finally:
+            self._outbox.put(None)
+            channel.close()
+            for helper in helpers:
+                helper.join()
+
+    def _synchronize(self, wait: bool) -> None:
+        """Between fragments: ask for weights if the rule says so, load what has arrived."""
+        if self._client.decide():
+            with self._send_lock:
+                self._channel.send(Frame.PULL, dumps(self._client.wanted))
+        with self._changed:
+            while wait and self._client.wanted is not None and self._arrived is None:
+                if self._closed:
+                    raise Interrupted
+                self._changed.wait()
+            weights, self._arrived = self._arrived, None
+        if weights is not None:
+            load(self._policy, self._manifest, weights)
+            self._client.pulled(weights.version)
+
+    def _meta(self, fragment: Fragment, newest: int, divergence: float | None) -> FragmentMeta:
+        return FragmentMeta(
+            self._client.version,
+            newest,
+            divergence,
+            _specs(fragment.columns),
+            [ColumnSpec("", "int64", fragment.tail_rows.shape), *_specs(fragment.tail)],
+            _specs(fragment.state),
+            fragment.returns,
+            fragment.lengths,
+            fragment.dropped,
+            self._client.checks,
+            self._client.pulls,
+        )
+
+    def _send(self) -> None:
+        try:
+            while (item := self._outbox.get()) is not None:
+                fragment, meta = item
+                body = [
+                    *fragment.columns.values(),
+                    fragment.tail_rows,
+                    *fragment.tail.values(),
+                    *fragment.state.values(),
+                ]
+                with self._send_lock:
+                    self._channel.send(
+                        Frame.FRAGMENT, dumps(meta), [np.ascontiguousarray(part) for part in body]
+                    )
+                self._loop.recycle(fragment)
+        except ChannelClosed:
+            self._stop()
+
+    def _read(self) -> None:
+        try:
+            while True:
+                header = self._channel.recv_header()
+                blob = self._channel.recv_blob(header)
+                if header.kind == Frame.TICKET:
+                    self._tickets.put(blob)
+                elif header.kind == Frame.ANNOUNCE:
+                    self._client.newest = Announcement(*blob)
+                elif header.kind == Frame.WEIGHTS:
+                    self._receive(header, blob)
+        except ChannelClosed:
+            self._stop()
+
+    def _receive(self, header: Header, blob: Any) -> None:
+        version, digest = blob
+        buffer = np.empty(header.body, np.uint8)
+        self._channel.recv_body(header, [buffer])
+        with self._changed:
+            self._arrived = Weights(version, buffer, digest)
+            self._changed.notify()
+
+    def _stop(self) -> None:
+        self._closed = True
+        self._loop.stop = True
+        self._tickets.put(None)
+        with self._changed:
+            self._changed.notify()
+
+
+def _specs(columns: Mapping[str, Any]) -> list[ColumnSpec]:
+    return [ColumnSpec(name, array.dtype.str, array.shape) for name, array in columns.items()]

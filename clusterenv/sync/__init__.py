@@ -1,0 +1,7 @@
+"""Adaptive policy synchronization: versions, divergences, weights, and who pulls when."""
+
+from __future__ import annotations
+
+from clusterenv.sync.rules import Divergence, Every, EveryVersion, Never, SyncRule
+
+__all__ = ["Divergence", "Every", "EveryVersion", "Never", "SyncRule"]

@@ -1,0 +1,84 @@
+"""The head's side of synchronization: versions, divergences, and weights for those who ask."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Mapping
+
+import torch
+
+from clusterenv.policies.base import Context, Policy
+from clusterenv.schema import Layout
+from clusterenv.stream import Announcement
+from clusterenv.sync.divergence import Probe, mean_divergence
+from clusterenv.sync.rules import SyncRule
+from clusterenv.sync.weights import Weights, load, manifest_of, pack
+
+__all__ = ["Publisher"]
+
+
+class Publisher:
+    """Numbers policy versions and says how far those in use have diverged from the newest.
+
+    It keeps the weights of every version that some shard still acts with, and of the
+    newest; nobody sends weights to decide about weights.
+    """
+
+    def __init__(
+        self, policy: Policy, rule: SyncRule, observations: Layout, shards: int, probe: int = 256
+    ) -> None:
+        self._scratch = copy.deepcopy(policy).eval()
+        self._rule = rule
+        self._layout = observations
+        self._manifest = manifest_of(policy)
+        self.probe = Probe(probe)
+        self.version = 0
+        self.in_use = [0] * shards
+        self.announcements = 0
+        self.evaluation_seconds = 0.0
+        self._kept: dict[int, Weights] = {0: pack(policy, self._manifest, 0)}
+
+    @property
+    def newest(self) -> Weights:
+        """The weights of the newest version."""
+        return self._kept[self.version]
+
+    def publish(self, policy: Policy, scalars: Mapping[str, float]) -> Announcement:
+        """Take a new version and return what the shards are told of it."""
+        weights = pack(policy, self._manifest, self.version + 1)
+        self.version += 1
+        self._kept[self.version] = weights
+        used = {*self.in_use, self.version}
+        self._kept = {version: kept for version, kept in self._kept.items() if version in used}
+        divergences: dict[int, float] = {}
+        if self._rule.needs_divergence and len(self.probe):
+            began = time.perf_counter()
+            divergences = self._divergences(scalars)
+            self.evaluation_seconds += time.perf_counter() - began
+        self.announcements += 1
+        return Announcement(self.version, divergences, dict(scalars))
+
+    def _divergences(self, scalars: Mapping[str, float]) -> dict[int, float]:
+        columns, envs, mask = self.probe.observations()
+        obs = self._layout.nest([torch.from_numpy(column) for column in columns])
+        found = {}
+        with torch.inference_mode():
+            context = Context(
+                torch.from_numpy(envs),
+                scalars,
+                self._scratch.initial_state(len(envs)),
+                None if mask is None else torch.from_numpy(mask),
+            )
+
+            def of(version: int) -> torch.distributions.Distribution:
+                load(self._scratch, self._manifest, self._kept[version])
+                return self._scratch.distribution(obs, context)
+
+            newest = of(self.version)
+            for version in {*self.in_use} - {self.version}:
+                if self._kept[version].digest == self.newest.digest:
+                    found[version] = 0.0
+                else:
+                    found[version] = mean_divergence(of(version), newest)
+        return found

@@ -1,0 +1,103 @@
+"""When a worker pulls: plain objects, decided by one pure function each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from clusterenv.errors import ConfigError
+
+__all__ = ["Divergence", "Every", "EveryVersion", "Never", "SyncRule"]
+
+
+class SyncRule(Protocol):
+    """Decides whether a worker pulls the newest version."""
+
+    @property
+    def needs_divergence(self) -> bool:
+        """Whether the head has to compute divergences for this rule."""
+
+    def should_pull(self, lag: int, divergence: float | None) -> bool:
+        """Decide.
+
+        Parameters
+        ----------
+        lag
+            How many versions the worker is behind; at least 1.
+        divergence
+            Of the worker's version from the newest; ``None`` if it is not known.
+        """
+
+
+@dataclass(frozen=True)
+class EveryVersion:
+    """Pull every version: the control that costs the most."""
+
+    needs_divergence: bool = False
+
+    def should_pull(self, lag: int, divergence: float | None) -> bool:
+        return lag >= 1
+
+
+@dataclass(frozen=True)
+class Every:
+    """Pull when ``n`` versions behind."""
+
+    n: int
+    needs_divergence: bool = False
+
+    def __post_init__(self) -> None:
+        if self.n < 1:
+            raise ConfigError(f"Every(n) needs n of at least 1, got {self.n}: Every(4)")
+
+    def should_pull(self, lag: int, divergence: float | None) -> bool:
+        return lag >= self.n
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Adaptive policy synchronization: pull when the own policy has diverged too far.
+
+    Parameters
+    ----------
+    threshold
+        Pull when the mean Kullback–Leibler divergence of the worker's version from the newest,
+        on the same observations, is larger than this.
+    max_lag
+        Pull also when more versions behind than this, whatever the divergence.
+
+    Examples
+    --------
+    >>> rule = Divergence(0.05, max_lag=10)
+    >>> rule.should_pull(lag=3, divergence=0.01), rule.should_pull(lag=3, divergence=0.2)
+    (False, True)
+    """
+
+    threshold: float
+    max_lag: int | None = None
+    needs_divergence: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.threshold >= 0:
+            raise ConfigError(
+                f"threshold must not be below 0, got {self.threshold}: Divergence(0.05)"
+            )
+        if self.max_lag is not None and self.max_lag < 1:
+            raise ConfigError(
+                f"max_lag must be at least 1, got {self.max_lag}: Divergence(0.05, max_lag=10)"
+            )
+
+    def should_pull(self, lag: int, divergence: float | None) -> bool:
+        if self.max_lag is not None and lag > self.max_lag:
+            return True
+        return divergence is None or divergence > self.threshold
+
+
+@dataclass(frozen=True)
+class Never:
+    """Keep the first version for ever: the control that must fail to learn."""
+
+    needs_divergence: bool = False
+
+    def should_pull(self, lag: int, divergence: float | None) -> bool:
+        return False

@@ -1,0 +1,121 @@
+"""Weights as one contiguous buffer and a manifest, never as a pickle."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from clusterenv.errors import ConfigError
+
+__all__ = ["Entry", "Manifest", "Weights", "load", "manifest_of", "pack"]
+
+_ALIGN = 64
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where one tensor lies in the buffer."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The tensors of a module, in the order of its ``state_dict``."""
+
+    entries: tuple[Entry, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A version's tensors in one buffer."""
+
+    version: int
+    buffer: npt.NDArray[np.uint8]
+    digest: str
+
+
+def manifest_of(module: nn.Module) -> Manifest:
+    """Describe the tensors of a module, parameters and buffers."""
+    entries = []
+    offset = 0
+    for name, tensor in _state(module).items():
+        nbytes = tensor.numel() * tensor.element_size()
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        entries.append(Entry(name, dtype, tuple(tensor.shape), offset, nbytes))
+        offset += -(-nbytes // _ALIGN) * _ALIGN
+    return Manifest(tuple(entries), offset)
+
+
+def pack(module: nn.Module, manifest: Manifest, version: int) -> Weights:
+    """Copy a module's tensors into one buffer.
+
+    Raises
+    ------
+    ConfigError
+        If the module's tensors are not those of the manifest; the first difference is named.
+    """
+    state = _state(module)
+    check(manifest_of(module), manifest)
+    buffer = np.zeros(manifest.nbytes, np.uint8)
+    for entry in manifest.entries:
+        raw = state[entry.name].detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        buffer[entry.offset : entry.offset + entry.nbytes] = raw.numpy()
+    buffer.setflags(write=False)
+    return Weights(version, buffer, _digest(buffer))
+
+
+def load(module: nn.Module, manifest: Manifest, weights: Weights) -> None:
+    """Copy a buffer's tensors into a module.
+
+    Raises
+    ------
+    ConfigError
+        If the buffer is not what its digest says.
+    """
+    if _digest(weights.buffer) != weights.digest:
+        raise ConfigError(f"the weights of version {weights.version} arrived damaged")
+    state = _state(module)
+    with torch.no_grad():
+        for entry in manifest.entries:
+            part = weights.buffer[entry.offset : entry.offset + entry.nbytes].copy()
+            tensor = torch.from_numpy(part).view(getattr(torch, entry.dtype)).reshape(entry.shape)
+            state[entry.name].copy_(tensor)
+
+
+def check(given: Manifest, expected: Manifest) -> None:
+    """Raise unless two manifests describe the same tensors."""
+    ours = {entry.name: entry for entry in expected.entries}
+    theirs = {entry.name: entry for entry in given.entries}
+    for name in [*ours, *theirs]:
+        a, b = ours.get(name), theirs.get(name)
+        if a is None or b is None or (a.dtype, a.shape) != (b.dtype, b.shape):
+            raise ConfigError(
+                f"publish() got a module whose {name!r} is {_say(b)}; the collector was made with "
+                f"{_say(a)}. Publish the policy that the collector was made with, or a copy of it"
+            )
+
+
+def _digest(buffer: npt.NDArray[np.uint8]) -> str:
+    return hashlib.blake2b(memoryview(buffer), digest_size=16).hexdigest()  # type: ignore[arg-type]
+
+
+def _say(entry: Entry | None) -> str:
+    return "missing" if entry is None else f"{entry.dtype}{list(entry.shape)}"
+
+
+def _state(module: nn.Module) -> Mapping[str, Tensor]:
+    state: dict[str, Any] = module.state_dict(keep_vars=True)
+    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
