@@ -25,25 +25,36 @@ import cloudpickle
 
 from clusterenv.errors import ChannelClosed
 
-__all__ = ["Channel", "Header", "Listener", "dumps", "loads"]
+__all__ = ["Channel", "Header", "Listener", "dumps", "dumps_by_value", "loads"]
 
 _HEADER = struct.Struct("<IIQ")
 _TOKEN_BYTES = 32
 _HANDSHAKE_SECONDS = 5.0
 _IOV_MAX = 512  # buffers per system call; Linux allows 1,024
 # A peer whose machine vanished without a word is noticed within half a minute.
-_KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
+# Keep-alive serves an idle connection, the user timeout one with bytes on the way (in ms).
+_KEEPALIVE = (
+    ("TCP_KEEPIDLE", 10),
+    ("TCP_KEEPINTVL", 5),
+    ("TCP_KEEPCNT", 4),
+    ("TCP_USER_TIMEOUT", 30_000),
+)
 
 Array: TypeAlias = Any
 """A contiguous NumPy array; before Python 3.12 no type says that it is a buffer."""
 
 
 def dumps(value: Any) -> bytes:
-    """Pickle a value; functions and classes of ``__main__`` travel with it."""
+    """Pickle a value."""
     try:
         return pickle.dumps(value, protocol=5)
     except Exception:
-        return cloudpickle.dumps(value, protocol=5)  # type: ignore[no-any-return]
+        return dumps_by_value(value)
+
+
+def dumps_by_value(value: Any) -> bytes:
+    """Pickle a value whose functions and classes may be of the head's ``__main__``."""
+    return cloudpickle.dumps(value, protocol=5)  # type: ignore[no-any-return]
 
 
 def loads(blob: bytes | bytearray) -> Any:
@@ -111,10 +122,9 @@ class Channel:
                 for part in _bytes_of((head, *body)):
                     self._sock.sendall(part)
                 return
-            left = len(head) + size - self._sock.sendmsg((head, *body))
-            if left:
+            done = self._sock.sendmsg((head, *body[:_IOV_MAX]))
+            if done < len(head) + size:
                 parts = _bytes_of((head, *body))
-                done = len(head) + size - left
                 while parts := _rest(parts, done):
                     done = self._sock.sendmsg(parts[:_IOV_MAX])
         except OSError as error:
@@ -126,13 +136,15 @@ class Channel:
         self._fill((raw,), _HEADER.size)
         return Header(*_HEADER.unpack(raw))
 
-    def recv_blob(self, header: Header) -> Any:
-        """Read the frame's blob; ``None`` if it is empty."""
-        if not header.blob:
-            return None
+    def recv_raw(self, header: Header) -> bytearray:
+        """Read the frame's blob as it travelled."""
         raw = bytearray(header.blob)
         self._fill((raw,), header.blob)
-        return loads(raw)
+        return raw
+
+    def recv_blob(self, header: Header) -> Any:
+        """Read the frame's blob; ``None`` if it is empty."""
+        return loads(self.recv_raw(header)) if header.blob else None
 
     def recv_body(self, header: Header, arrays: Sequence[Array]) -> None:
         """Read the frame's body into ``arrays``, which must be contiguous."""
@@ -147,7 +159,7 @@ class Channel:
         if not size:
             return
         try:
-            done = self._sock.recvmsg_into(buffers)[0] if self._gather else 0
+            done = self._sock.recvmsg_into(buffers[:_IOV_MAX])[0] if self._gather else 0
             if done == size:
                 return
             if not done and self._gather:

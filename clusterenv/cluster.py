@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import difflib
 import logging
+import multiprocessing
 import os
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import dask
-from distributed import Client, LocalCluster
+from dask.system import CPU_COUNT
+from distributed import Client, LocalCluster, Worker, WorkerPlugin
 from distributed.deploy import Cluster
 
 from clusterenv import config
@@ -34,6 +38,22 @@ JOBQUEUES = {
 }
 
 
+_GUARD = (
+    "a local cluster's processes import the script that starts them, so whatever starts one "
+    "belongs under a guard:\n\n    if __name__ == '__main__':\n        main()\n"
+)
+
+
+class _IgnoreInterrupts(WorkerPlugin):  # type: ignore[misc]  # distributed is untyped
+    """Leaves Ctrl-C in a terminal, which reaches all processes of a job, to the head."""
+
+    name = "clusterenv-ignore-interrupts"
+
+    def setup(self, worker: Worker) -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 class _OwningClient(Client):  # type: ignore[misc]  # distributed is untyped
     """A client that closes, with itself, the cluster that was started for it."""
 
@@ -49,7 +69,7 @@ class _OwningClient(Client):  # type: ignore[misc]  # distributed is untyped
         return result
 
 
-def connect(cluster: ClusterLike = None, **options: Any) -> Client:
+def connect(cluster: ClusterLike = None, *, set_as_default: bool = True, **options: Any) -> Client:
     """Connect to a Dask cluster, and start one if asked to.
 
     Parameters
@@ -65,6 +85,8 @@ def connect(cluster: ClusterLike = None, **options: Any) -> Client:
           when the returned client is closed.
         - The name of a dask-jobqueue class (``"slurm"``, ``"pbs"``, …), configured
           through Dask's own configuration. ``close()`` of the client ends its jobs.
+    set_as_default
+        Whether Dask's own collections shall compute on this client too.
     **options
         Passed to the cluster that is started, or else to ``distributed.Client``.
 
@@ -88,15 +110,18 @@ def connect(cluster: ClusterLike = None, **options: Any) -> Client:
     if cluster is None or cluster == "local":
         # Dask's statistical profiler would take the GIL from the environments 100 times a second.
         with dask.config.set({"distributed.worker.profile.enabled": False}):
-            return _start(LocalCluster, {**_local_defaults(), **options})
+            client = _start(LocalCluster, _local_options(options), set_as_default)
+        client.register_plugin(_IgnoreInterrupts())
+        return client
     if isinstance(cluster, Client):
-        return _direct(cluster, options)
+        return _direct(cluster, options, set_as_default)
+    options["set_as_default"] = set_as_default
     if isinstance(cluster, Cluster):
         return _client(cluster, **options)
     if isinstance(cluster, str) and "://" in cluster:
         return _client(cluster, **options)
     if isinstance(cluster, str) and cluster.lower() in JOBQUEUES:
-        return _start(_jobqueue_class(cluster.lower()), options)
+        return _start(_jobqueue_class(cluster.lower()), options, set_as_default)
     if isinstance(cluster, (str, os.PathLike)):
         path = Path(cluster)
         if path.is_file():
@@ -113,7 +138,7 @@ def _client(address: str | Cluster | None = None, **options: Any) -> Client:
     return Client(address, **{**options, "direct_to_workers": True})
 
 
-def _direct(client: Client, options: dict[str, Any]) -> Client:
+def _direct(client: Client, options: dict[str, Any], set_as_default: bool) -> Client:
     if options:
         raise ConfigError(
             f"a Client takes no further options, got {sorted(options)}; "
@@ -128,14 +153,26 @@ def _direct(client: Client, options: dict[str, Any]) -> Client:
         raise ConfigError(f"the Client is {client.status}; pass one that is connected")
     if client.direct_to_workers:
         return client
-    return _client(client.scheduler.address, security=client.security)
+    return _client(
+        client.scheduler.address, security=client.security, set_as_default=set_as_default
+    )
 
 
-def _start(cls: Callable[..., Cluster], options: dict[str, Any]) -> Client:
-    cluster = cls(**options)
+def _start(cls: Callable[..., Cluster], options: dict[str, Any], set_as_default: bool) -> Client:
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise ConfigError(_GUARD)
+    try:
+        cluster = cls(**options)
+    except RuntimeError as error:
+        if "failed to start" in str(error):
+            raise ConfigError(f"{error}. If this is a script: {_GUARD}") from error
+        raise
     try:
         return _OwningClient(
-            cluster, direct_to_workers=True, timeout=config.seconds("timeout.connect")
+            cluster,
+            direct_to_workers=True,
+            timeout=config.seconds("timeout.connect"),
+            set_as_default=set_as_default,
         )
     except BaseException:
         _stop(cluster)
@@ -157,16 +194,16 @@ def starts_cluster(cluster: ClusterLike) -> bool:
     )
 
 
-def _local_defaults() -> dict[str, Any]:
-    local = config.get("local")
-    address = local["dashboard-address"]
+def _local_options(options: dict[str, Any]) -> dict[str, Any]:
+    address = options.get("dashboard_address", config.get("local.dashboard-address"))
     return {
-        "n_workers": local["n-workers"] or len(os.sched_getaffinity(0)),
-        "threads_per_worker": local["threads-per-worker"],
-        "dashboard_address": address,
+        "n_workers": config.get("local.n-workers") or CPU_COUNT,
+        "threads_per_worker": config.get("local.threads-per-worker"),
         # Without a dashboard Dask still serves metrics over HTTP: keep that on loopback.
         "scheduler_kwargs": {"dashboard_address": address or "127.0.0.1:0"},
         "worker_dashboard_address": "127.0.0.1:0",
+        **options,
+        "dashboard_address": address,
     }
 
 

@@ -222,6 +222,7 @@ class EnvLoop:
             self._waiting += live
             ended = (terminated[t] | truncated[t]) & live
             self._account(reward[t], ended, live)
+            self._begin(self._dead)  # what acted in a dead step has not happened
             self._dead = ended
             self._now += 1
         times, envs = self._take_tracks()
@@ -344,10 +345,14 @@ class EnvLoop:
             self._lengths += self._length[at].tolist()
             self._return[at] = self._length[at] = self._step[at] = 0
             self._episode[at] += 1
-            if self._state:
-                start = self._policy.initial_state(len(at))
-                for name, tensor in start.items():
-                    self._state[name][torch.from_numpy(at)] = tensor
+            self._begin(ended)
+
+    def _begin(self, which: npt.NDArray[np.bool_]) -> None:
+        """Give environments that begin an episode their initial recurrent state."""
+        if self._state and which.any():
+            at = torch.from_numpy(np.flatnonzero(which))
+            for name, tensor in self._policy.initial_state(len(at)).items():
+                self._state[name][at] = tensor
 
     def _sealed(
         self,

@@ -24,7 +24,7 @@ Reader = Callable[[Link, Header, Any], Any]
 
 
 class Answer(NamedTuple):
-    """What a shard answered."""
+    """What a shard answered; an exception if it failed."""
 
     link: Link
     value: Any
@@ -84,9 +84,9 @@ class Exchange:
             header = link.channel.recv_header()
             blob = link.channel.recv_blob(header)
             _, reader = self._unanswered[link.index].popleft()
-            if header.kind == Frame.FAILED:
-                raise env_error(link, blob)
-            self._ready.append(Answer(link, reader(link, header, blob)))
+            failed = header.kind == Frame.FAILED
+            value = env_error(link, blob) if failed else reader(link, header, blob)
+            self._ready.append(Answer(link, value))
         except ChannelClosed as error:
             raise self._fleet.lost(link) from error
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from distributed import Client
+from distributed import Actor, Client, wait
 
 from clusterenv import config
 from clusterenv.channel import Channel, loads
 from clusterenv.cluster import wait_for_workers
 from clusterenv.envs import EnvDescription
-from clusterenv.errors import ConfigError, EnvError, PolicyError, WorkerLost
+from clusterenv.errors import ConfigError, EnvError, NoWorkers, PolicyError, WorkerLost
 from clusterenv.frames import Failure
 from clusterenv.shard import Opened, Shard, ShardSpec
 
@@ -146,8 +146,19 @@ class Fleet:
             self.links.append(Link(spec, worker, future))
 
     def _open(self) -> EnvDescription:
+        timeout = config.seconds("timeout.workers")
         for link in self.links:
-            link.actor = link.future.result()
+            try:
+                with self._client.as_current():  # not Dask's default client
+                    wait(link.future, timeout)
+                    link.actor = Actor(Shard, link.worker, link.future.key)
+            except TimeoutError as error:
+                raise NoWorkers(
+                    f"{link.worker} did not take {link} within {timeout:g} s: it is busy with "
+                    "other tasks, or gone. Give the environments workers of their own"
+                ) from error
+            if link.future.status != "finished":
+                link.future.result()  # raises what went wrong
         # Environments of all shards are made at the same time.
         opening = [(link, link.actor.open()) for link in self.links]
         descriptions = []

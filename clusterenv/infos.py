@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Packed", "Rows", "merge", "merge_vector", "pack"]
+__all__ = ["Packed", "Rows", "VectorInfo", "merge", "merge_vector", "pack"]
 
 Rows = list[tuple[int, dict[str, Any]]]
 """Infos as they come from single environments: row number and dictionary."""
@@ -23,6 +23,10 @@ Packed = dict[str, tuple[npt.NDArray[np.intp], Any]]
 """Key to (rows that report it, values): an array, a list, or a nested ``Packed``."""
 
 _Rows = npt.NDArray[np.intp]
+
+
+class VectorInfo(dict[str, Any]):
+    """The info of a native vector environment: arrays with a row per environment."""
 
 
 def pack(rows: Rows) -> Packed:
@@ -76,7 +80,7 @@ def merge(into: dict[str, Any], packed: Packed, rows: _Rows, n: int) -> None:
         positions = rows[at]
         if isinstance(values, dict):
             merge(into.setdefault(key, {}), values, rows, n)
-        elif isinstance(values, np.ndarray):
+        elif isinstance(values, np.ndarray) and _fits(into.get(key), values):
             if key not in into:
                 into[key] = np.zeros((n, *values.shape[1:]), values.dtype)
             into[key][positions] = values
@@ -90,6 +94,11 @@ def merge(into: dict[str, Any], packed: Packed, rows: _Rows, n: int) -> None:
         into[f"_{key}"][positions] = True
 
 
+def _fits(room: npt.NDArray[Any] | None, values: npt.NDArray[Any]) -> bool:
+    """Whether values can be assigned at once with the result of assigning them one by one."""
+    return room is None or (room.dtype != object and room.shape[1:] == values.shape[1:])
+
+
 def _room_for(key: str, value: Any, n: int) -> npt.NDArray[Any]:
     if key != "final_obs":
         if type(value) in (int, float, bool) or isinstance(value, np.number):
@@ -99,14 +108,15 @@ def _room_for(key: str, value: Any, n: int) -> npt.NDArray[Any]:
     return np.full(n, None, object)
 
 
-def merge_vector(into: dict[str, Any], info: dict[str, Any], rows: _Rows, n: int) -> None:
-    """Add the info of a native vector environment, whose arrays have one row per environment."""
+def merge_vector(into: dict[str, Any], info: VectorInfo, rows: _Rows, n: int) -> None:
+    """Add the info of a native vector environment to that of the others."""
     for key, value in info.items():
         if isinstance(value, dict):
-            merge_vector(into.setdefault(key, {}), value, rows, n)
+            merge_vector(into.setdefault(key, {}), VectorInfo(value), rows, n)
         elif isinstance(value, np.ndarray) and value.shape[:1] == (len(rows),):
-            if key not in into:
-                into[key] = np.zeros((n, *value.shape[1:]), value.dtype)
+            fill = None if value.dtype == object else np.zeros((), value.dtype)
+            room = into.get(key, np.full((n, *value.shape[1:]), fill, value.dtype))
+            into[key] = room.astype(np.result_type(room, value), copy=False)
             into[key][rows] = value
         elif isinstance(value, Sequence) and not isinstance(value, str) and len(value) == len(rows):
             if key not in into:

@@ -117,11 +117,11 @@ def _writer(
 ) -> Callable[[Sequence[Column], int, Any], None]:
     if isinstance(space, _ARRAYS):
         (leaf,) = leaves
+        dtype, shape = leaf.dtype, leaf.shape
 
         def write_array(columns: Sequence[Column], row: int, value: Any) -> None:
-            # NumPy would broadcast a smaller value over the row without a word.
-            if getattr(value, "shape", ()) != leaf.shape and np.shape(value) != leaf.shape:
-                raise _mismatch(leaf, value)
+            if getattr(value, "dtype", None) is not dtype or value.shape != shape:
+                _check_value(leaf, value)
             columns[0][row] = value
 
         return write_array
@@ -131,18 +131,26 @@ def _writer(
             item = value
             for key in leaf.path:
                 item = item[key]
-            if leaf.is_array and np.shape(item) != leaf.shape:
-                raise _mismatch(leaf, item)
+            if leaf.is_array:
+                _check_value(leaf, item)
             column[row] = item
 
     return write_tree
 
 
-def _mismatch(leaf: Leaf, value: Any) -> ValueError:
-    return ValueError(
-        f"{leaf.name('observation')} has shape {np.shape(value)}, "
-        f"but the observation space says {leaf.shape}"
-    )
+def _check_value(leaf: Leaf, value: Any) -> None:
+    """Refuse what NumPy would broadcast over the row, or cut to fit, without a word."""
+    array = np.asarray(value)
+    if array.shape != leaf.shape:
+        raise ValueError(
+            f"{leaf.name('observation')} has shape {array.shape}, "
+            f"but the observation space says {leaf.shape}"
+        )
+    if not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
+        raise ValueError(
+            f"{leaf.name('observation')} is of dtype {array.dtype}, "
+            f"but the observation space says {leaf.dtype}"
+        )
 
 
 def _nest(space: Space[Any], columns: Iterator[Any]) -> Any:

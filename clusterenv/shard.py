@@ -8,6 +8,7 @@ over its channel, so nothing that takes long ever runs on the event loop.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -19,13 +20,15 @@ from distributed import get_worker
 from distributed.comm import get_address_host
 
 from clusterenv.channel import Channel, Header, Listener, dumps, loads
-from clusterenv.envs import Engine, EnvDescription, Slot, build
+from clusterenv.envs import Engine, EnvDescription, Infos, Slot, build
 from clusterenv.errors import ChannelClosed
 from clusterenv.frames import Failure, Frame, failure_of
 from clusterenv.schema import Column, Layout
 from clusterenv.stream import Stream
 
 __all__ = ["CallRequest", "Opened", "ResetRequest", "Shard", "ShardSpec", "StepRequest"]
+
+logger = logging.getLogger("clusterenv")
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,7 @@ class Shard:
             if worker.address.startswith("tls://")
             else None
         )
+        self._closing = threading.Event()
         self._opened: Future[Opened | Failure] = Future()
         self._ended: Future[None] = Future()
         self._listener: Listener | None = None
@@ -105,6 +109,9 @@ class Shard:
 
     async def close(self, timeout: float) -> bool:
         """Stop the thread; return whether it ended in time."""
+        self._closing.set()
+        if self._thread.ident is None:
+            return True  # never opened
         for end in (self._channel, self._listener):
             if end is not None:
                 end.close()
@@ -130,6 +137,8 @@ class Shard:
             self._opened.set_result(
                 Opened(self._host, self._listener.port, self._listener.token, engine.description)
             )
+            if self._closing.is_set():  # while the environments were made
+                return
             self._channel = self._listener.accept(self._spec.accept_timeout)
             self._listener.close()
             if stream is not None:
@@ -139,12 +148,16 @@ class Shard:
         except ChannelClosed:
             pass  # the head is gone or has closed us
         finally:
-            for end in (self._channel, self._listener):
-                if end is not None:
-                    end.close()
-            if engine is not None:
-                engine.close()
-            self._ended.set_result(None)
+            try:
+                for end in (self._channel, self._listener):
+                    if end is not None:
+                        end.close()
+                if engine is not None:
+                    engine.close()
+            except Exception:
+                logger.exception("shard %d: an environment raised in close()", self._spec.index)
+            finally:
+                self._ended.set_result(None)
 
 
 class _Server:
@@ -163,19 +176,23 @@ class _Server:
         """Serve until the channel closes."""
         while True:
             header = self._channel.recv_header()
-            request = self._channel.recv_blob(header)
-            actions: list[Column] = []
-            if header.kind == Frame.STEP:
-                # Read the body before anything can raise: the next frame follows it.
-                request = StepRequest(*request) if request else self._whole
-                actions = self._read_actions(header, request)
+            raw = self._channel.recv_raw(header)
+            doing = Frame(header.kind).name.lower()
             try:
-                self._answer(header.kind, request, actions)
+                if header.kind == Frame.STEP:
+                    request = StepRequest(*loads(raw)) if raw else self._whole
+                    self._step(request, self._read_actions(header, request))
+                elif header.kind == Frame.RESET:
+                    self._reset(ResetRequest(*loads(raw)))
+                else:
+                    call = CallRequest(*loads(raw))
+                    doing = call.method
+                    value = getattr(self._engine, call.method)(*call.args)
+                    self._channel.send(Frame.VALUE, dumps(value))
             except ChannelClosed:
                 raise
-            except Exception as error:
-                failure = failure_of(error, self._first, "step")
-                self._channel.send(Frame.FAILED, dumps(failure))
+            except BaseException as error:  # some environments call sys.exit()
+                self._channel.send(Frame.FAILED, dumps(failure_of(error, self._first, doing)))
 
     def _read_actions(self, header: Header, request: StepRequest) -> list[Column]:
         n = self._engine.num_envs if request.rows is None else len(request.rows)
@@ -193,22 +210,19 @@ class _Server:
             columns[k] = column
         return columns
 
-    def _answer(self, kind: int, request: Any, actions: list[Column]) -> None:
-        rows: npt.NDArray[np.intp] | None = None
-        if kind == Frame.STEP:
-            rows = request.rows
-            infos = self._engine.step(actions, self._slot, None if rows is None else rows.tolist())
-        elif kind == Frame.RESET:
-            seeds, options, mask = request
-            infos = self._engine.reset(self._slot, seeds, options, mask)
-        else:
-            method, args = request
-            self._channel.send(Frame.VALUE, dumps(getattr(self._engine, method)(*args)))
-            return
-        where = slice(None) if rows is None else rows
-        objects = [self._slot.obs[k][where] for k in self._layout.objects]
+    def _step(self, request: StepRequest, actions: list[Column]) -> None:
+        rows = request.rows
+        infos = self._engine.step(actions, self._slot, None if rows is None else rows.tolist())
+        self._send_result(infos, slice(None) if rows is None else rows)
+
+    def _reset(self, request: ResetRequest) -> None:
+        infos = self._engine.reset(self._slot, request.seeds, request.options, request.mask)
+        self._send_result(infos, slice(None))
+
+    def _send_result(self, infos: Infos, rows: slice | npt.NDArray[np.intp]) -> None:
+        objects = [self._slot.obs[k][rows] for k in self._layout.objects]
         blob = dumps((infos, objects)) if infos or objects else b""
-        self._channel.send(Frame.RESULT, blob, self._slot.buffers(self._layout, where))
+        self._channel.send(Frame.RESULT, blob, self._slot.buffers(self._layout, rows))
 
 
 def _bindable_host(address: str) -> str:

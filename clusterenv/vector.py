@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import operator
+import os
+import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import cloudpickle
@@ -17,7 +20,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from clusterenv import config
-from clusterenv.channel import Header, dumps
+from clusterenv.channel import Header, dumps, dumps_by_value
 from clusterenv.cluster import ClusterLike, connect, starts_cluster
 from clusterenv.envs import ENGINES, Infos, Recipe, Slot
 from clusterenv.errors import (
@@ -32,7 +35,7 @@ from clusterenv.errors import (
 from clusterenv.exchange import Answer, Exchange
 from clusterenv.fleet import Fleet, Link, split
 from clusterenv.frames import Frame
-from clusterenv.infos import merge, merge_vector
+from clusterenv.infos import VectorInfo, merge, merge_vector
 from clusterenv.schema import Column, Layout
 from clusterenv.shard import CallRequest, ResetRequest, StepRequest
 
@@ -121,12 +124,21 @@ def open_fleet(
             "that makes everything it needs itself: make_vec(lambda: MyEnv(size=5), 8)"
         ) from error
     # A cluster that is started for these shards gets a process for each.
-    client = connect(
-        cluster, **({"n_workers": shards} if shards and starts_cluster(cluster) else {})
-    )
+    options: dict[str, Any] = {}
+    if starts_cluster(cluster):
+        if shards:
+            options["n_workers"] = shards
+        elif cluster not in (None, "local"):
+            raise ConfigError(
+                f"cluster={cluster!r} has no workers yet, so say how many: "
+                f"make_vec(…, cluster={cluster!r}, shards=4)"
+            )
+    client = connect(cluster, set_as_default=False, **options)
     owned = client if client is not cluster else None
     try:
-        count = shards or min(num_envs, max(1, len(client.nthreads())))
+        # Workers that the cluster has asked for and that are still to come count too.
+        planned = len(getattr(client.cluster, "plan", ()))
+        count = shards or min(num_envs, max(1, len(client.nthreads()), planned))
         return Fleet(client, pickled, split(num_envs, count), stream), owned
     except BaseException:
         if owned is not None:
@@ -157,7 +169,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self._closed_because = ""
         about = fleet.description
         last = fleet.links[-1].share
-        self.num_envs = last.first + last.count
+        self.num_envs = int(last.first + last.count)
+        self._process = os.getpid()
         self.spec = about.spec
         self.metadata = dict(about.metadata)
         self.render_mode = about.render_mode
@@ -228,8 +241,13 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         """Begin to reset all environments; :meth:`recv` returns them shard by shard."""
         self._check_open()
         seeds, options, mask = self._reset_arguments(seed, options)
+        if mask is not None:
+            raise ConfigError(
+                "async_reset() resets all environments; for some of them: "
+                "reset(options={'reset_mask': mask})"
+            )
         self._drop_pending()
-        self._send_reset(seeds, options, mask, None)
+        self._send_reset(seeds, options, None, None)
         self._pending[:] = True
 
     def send(self, actions: Any, env_ids: Sequence[int] | npt.NDArray[Any] | None = None) -> None:
@@ -323,6 +341,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             Seconds that the shards are given to stop by themselves.
         """
         _open.discard(self)
+        if os.getpid() != self._process:
+            return  # a fork: the environments belong to the parent
         self._exchange.close()
         try:
             self._fleet.close(config.seconds("timeout.close", timeout))
@@ -337,8 +357,12 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_fleet") and not self.closed:
+        if not hasattr(self, "_process") or self.closed:
+            return
+        if threading.current_thread() is threading.main_thread():
             self.close()
+        else:  # perhaps Dask's event loop, which must not wait for itself
+            threading.Thread(target=self.close, name="clusterenv-close").start()
 
     # Requests
 
@@ -354,7 +378,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             request = ResetRequest(seeds[link.span], options, own_mask)
             reader = self._reader(result, link.span if result else slice(None), link.rows)
             with self._closing_on_error():
-                self._exchange.send(link, Frame.RESET, reader, dumps(tuple(request)))
+                self._exchange.send(link, Frame.RESET, reader, dumps_by_value(tuple(request)))
         chosen = slice(None) if mask is None else mask
         self._over[chosen] = False
         self._started = True
@@ -407,9 +431,15 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         for link in self._fleet.links:
             request = CallRequest(method, arguments(link))
             with self._closing_on_error():
-                self._exchange.send(link, Frame.CALL, read, dumps(tuple(request)))
-        answers = dict(self._next_answer().value for _ in self._fleet.links)
-        return [value for index in sorted(answers) for value in answers[index]]
+                self._exchange.send(link, Frame.CALL, read, dumps_by_value(tuple(request)))
+        answers = []
+        for _ in self._fleet.links:
+            with self._closing_on_error():
+                answers.append(self._exchange.recv().value)
+        for answer in answers:  # a wrong name is no reason to close
+            if isinstance(answer, Exception):
+                raise answer
+        return [value for _, values in sorted(answers, key=lambda a: a[0]) for value in values]
 
     def _collect(self, answers: int) -> None:
         for _ in range(answers):
@@ -417,7 +447,10 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
 
     def _next_answer(self) -> Answer:
         with self._closing_on_error():
-            return self._exchange.recv()
+            answer = self._exchange.recv()
+            if isinstance(answer.value, Exception):
+                raise answer.value
+            return answer
 
     def _drop_pending(self) -> None:
         """Receive and forget what was sent before, so that a reset begins anew."""
@@ -437,9 +470,9 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
 
     def _check_ready(self, ids: Rows | slice) -> None:
         if self._pending[ids].any():
-            raise ResultsPending(self._pending_message("step"))
+            raise ResultsPending(self._pending_message("actions"))
         if not self._started:
-            raise ResetNeeded("step() before reset(): call obs, info = envs.reset(seed=1) first")
+            raise ResetNeeded("actions before reset(): call obs, info = envs.reset(seed=1) first")
         if self._disabled and self._over[ids].any():
             over = np.flatnonzero(self._over).tolist()
             raise ResetNeeded(
@@ -469,7 +502,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         ids = np.asarray(env_ids)
         if ids.ndim != 1 or ids.dtype.kind not in "iu" or not len(ids):
             raise ActionError(f"env_ids must be a list of env indices, got {env_ids!r}")
-        ids = ids.astype(np.intp, copy=False)
+        ids = ids.astype(np.intp)  # a copy: the caller may go on to use its own
         if ids.min() < 0 or ids.max() >= self.num_envs or len(np.unique(ids)) != len(ids):
             raise ActionError(
                 f"env_ids must be different indices from 0 to {self.num_envs - 1}, "
@@ -503,7 +536,9 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         elif isinstance(seed, (int, np.integer)):
             seeds = [int(seed) + index for index in range(n)]
         else:
-            seeds = [None if item is None else int(item) for item in seed]
+            seeds = _seeds(seed)
+        if any(item is not None and item < 0 for item in seeds):
+            raise ConfigError(f"seeds must not be negative, got {seed!r}: reset(seed=1)")
         if len(seeds) != n:
             raise ConfigError(
                 f"reset(seed=[…]) needs {n} seeds, one per environment, got {len(seeds)}"
@@ -517,9 +552,22 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             )
         if not mask.any():
             raise ConfigError("options['reset_mask'] selects no environment")
+        if not self._fleet.description.maskable:
+            raise ConfigError(
+                "this engine resets all environments at once; reset_mask needs engine='gymnasium'"
+            )
         if not self._started:
             raise ResetNeeded("the first reset() must be of all environments, without reset_mask")
         return seeds, {key: options[key] for key in options if key != "reset_mask"}, mask
+
+
+def _seeds(given: Any) -> list[int | None]:
+    try:
+        return [seed if seed is None else operator.index(seed) for seed in given]
+    except TypeError as error:
+        raise ConfigError(
+            f"seed must be an integer or a list of integers, got {given!r}: reset(seed=1)"
+        ) from error
 
 
 class _Result:
@@ -538,12 +586,9 @@ class _Result:
         merged: dict[str, Any] = {}
         for shard in sorted(self._infos):  # answers come in any order
             infos, rows = self._infos[shard]
-            (merge if _is_packed(infos) else merge_vector)(merged, infos, rows, self.n)
+            join: Any = merge_vector if isinstance(infos, VectorInfo) else merge
+            join(merged, infos, rows, self.n)
         return merged
-
-
-def _is_packed(infos: Mapping[str, Any]) -> bool:
-    return all(isinstance(value, tuple) and len(value) == 2 for value in infos.values())
 
 
 class _CloseOnError:
@@ -611,6 +656,10 @@ def make_recipe(
         raise ConfigError(
             f"env={env!r} is a {type(env).__name__}; pass an id ('CartPole-v1'), a spec, "
             "or a function that makes an environment"
+        )
+    if not isinstance(wrappers, Sequence) or not all(callable(each) for each in wrappers):
+        raise ConfigError(
+            f"wrappers={wrappers!r} must be a sequence of callables: wrappers=(TimeLimit,)"
         )
     return Recipe(source, dict(kwargs), tuple(wrappers), engine, mode)
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -42,6 +45,23 @@ def test_defaults_come_from_dasks_configuration() -> None:
     with dask.config.set({"clusterenv.local.n-workers": 3}):
         client = clusterenv.connect("local")
     assert len(client.nthreads()) == 3
+    client.close()
+
+
+def test_settings_come_from_environment_variables_too() -> None:
+    code = "import clusterenv; print(clusterenv.config.get('local.n-workers'))"
+    environment = {**os.environ, "DASK_CLUSTERENV__LOCAL__N_WORKERS": "5"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "5", done.stderr
+
+
+def test_a_dashboard_address_is_used() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    client = clusterenv.connect("local", n_workers=1, dashboard_address=f"127.0.0.1:{port}")
+    assert client.cluster.scheduler.http_server.port == port
     client.close()
 
 

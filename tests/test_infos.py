@@ -9,7 +9,7 @@ import pytest
 from compare import assert_same
 from gymnasium.vector import VectorEnv
 
-from clusterenv.infos import Rows, merge, merge_vector, pack
+from clusterenv.infos import Rows, VectorInfo, merge, merge_vector, pack
 
 
 def gymnasium_merge(infos: list[list[dict[str, Any]]]) -> dict[str, Any]:
@@ -59,6 +59,12 @@ CASES: dict[str, list[list[dict[str, Any]]]] = {
         [{}],
         [{"d": {"y": {"z": 1}}}],
     ],
+    "an object before arrays": [
+        [{"x": None}],
+        [{"x": np.arange(3.0)}],
+        [{"x": np.arange(3.0)}],
+        [{"x": np.float32(1.5)}],
+    ],
     "same step": [
         [{"final_obs": np.ones(2), "final_info": {"r": 1.0}}, {"start": 1}],
         [{"start": 2}],
@@ -90,8 +96,18 @@ def test_infos_of_native_environments_are_put_side_by_side() -> None:
             "names": ["a", "b"],
             "version": 3,
         }
-        merge_vector(merged, info, np.arange(first, first + 2), 4)
+        merge_vector(merged, VectorInfo(info), np.arange(first, first + 2), 4)
     assert_same(merged["lives"], np.array([0, 1, 2, 3], np.int32))
     assert merged["deep"]["x"].tolist() == [0, 0, 2, 2]
     assert merged["names"].tolist() == ["a", "b", "a", "b"]
     assert merged["version"] == 3
+
+
+def test_rows_that_a_native_environment_did_not_report_are_none() -> None:
+    merged: dict[str, Any] = {}
+    final = np.array([np.ones(1), None], object)
+    merge_vector(merged, VectorInfo(final_obs=final, xy=(10, 20)), np.arange(2), 4)
+    assert merged["final_obs"][1:].tolist() == [None, None, None]
+    merge_vector(merged, VectorInfo(name=np.array(["abcdef", "g"])), np.arange(2), 4)
+    merge_vector(merged, VectorInfo(name=np.array(["longer than that", "h"])), np.arange(2, 4), 4)
+    assert merged["name"].tolist() == ["abcdef", "g", "longer than that", "h"]

@@ -52,6 +52,12 @@ def test_a_value_of_another_shape_is_refused_not_broadcast(value: Any) -> None:
         layout.write(layout.empty(2), 0, value)
 
 
+def test_values_that_would_be_cut_to_fit_are_refused() -> None:
+    layout = Layout(spaces.Box(0, 255, (2,), np.uint8))
+    with pytest.raises(ValueError, match="dtype float64, but the observation space says uint8"):
+        layout.write(layout.empty(1), 0, np.array([0.7, 300.5]))
+
+
 def test_a_leaf_of_another_shape_is_named() -> None:
     layout = Layout(SPACES["dict"])
     value = {"camera": np.zeros((4, 5), np.uint8), "lives": 1}

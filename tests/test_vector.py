@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from compare import assert_same
-from distributed import Client
+from distributed import Client, get_client
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import TimeAwareObservation
 from gymnasium.wrappers.vector import NormalizeObservation, RecordEpisodeStatistics
@@ -183,6 +183,16 @@ def test_any_subset_can_be_sent_in_any_order(client: Client) -> None:
             assert_same(obs, expected[0][info["env_id"]])
 
 
+def test_env_ids_may_be_reused_by_the_caller(client: Client) -> None:
+    ours, _ = pair(client, 2)
+    with ours:
+        ours.reset(seed=1)
+        ids = np.array([0])
+        ours.send([2], ids)
+        ids[0] = 1
+        assert ours.recv()[4]["env_id"].tolist() == [0]
+
+
 def test_the_first_ready_shard_is_returned_first(client: Client) -> None:
     """A shard that was not sent anything keeps nobody waiting."""
     ours, _ = pair(client, 3)
@@ -195,6 +205,17 @@ def test_the_first_ready_shard_is_returned_first(client: Client) -> None:
 def test_a_reset_forgets_what_was_sent_before(client: Client) -> None:
     ours, theirs = pair(client, 2)
     with ours:
+        # One answer is taken, the other may have arrived and wait.
+        ours.async_reset(seed=3)
+        ours.recv()
+        assert_same(ours.reset(seed=5), theirs.reset(seed=5))
+        roll(ours, theirs, 3, AutoresetMode.NEXT_STEP)
+        ours.async_reset(seed=3)
+        ours.recv()
+        ours.async_reset(seed=4)
+        ours.recv()
+        ours.recv()
+        assert ours.get_attr("colour") == (0,) * NUM_ENVS
         ours.reset(seed=1)
         ours.send(np.full(NUM_ENVS, 2))
         assert_same(ours.reset(seed=6), theirs.reset(seed=6))
@@ -329,3 +350,53 @@ def test_large_observations_arrive_whole(client: Client) -> None:
             obs, reward, *_, info = envs.recv()
             assert reward[0] == info["env_id"][0]
             assert obs[0, 0, 0, 0] == info["env_id"][0] + 3
+
+
+class Reuser(gym.Env[Any, Any]):
+    """Reuses its arrays and its info, as simulators in native code do."""
+
+    observation_space = gym.spaces.Box(-9, 99, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.info = getattr(self, "info", {"t": 0, "v": np.zeros(2)})
+        self.info["t"] = -1
+        self.info["v"][:] = -1
+        return np.full(1, -1, np.float32), self.info
+
+    def step(self, action: Any) -> Any:
+        self.info["t"] += 1
+        self.info["v"] += 1
+        over = self.info["t"] == 3
+        return np.full(1, self.info["t"], np.float32), 1.0, over, False, self.info
+
+
+def test_the_final_info_is_that_of_the_final_step(client: Client) -> None:
+    mode = AutoresetMode.SAME_STEP
+    ours = clusterenv.make_vec(Reuser, 3, shards=2, cluster=client, autoreset_mode=mode)
+    theirs = SyncVectorEnv([Reuser] * 3, autoreset_mode=mode)
+    with ours:
+        assert_same(ours.reset(seed=1), theirs.reset(seed=1))
+        for _ in range(9):
+            assert_same(ours.step([0] * 3), theirs.step(np.zeros(3, np.int64)))
+
+
+def test_many_leaves_travel(client: Client) -> None:
+    """More columns than one system call takes."""
+    space = gym.spaces.Dict({f"k{i:04}": gym.spaces.Discrete(9) for i in range(1300)})
+
+    class Wide(gym.Env[Any, Any]):
+        observation_space = space
+        action_space = gym.spaces.Discrete(2)
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            return {f"k{i:04}": i % 9 for i in range(1300)}, {}
+
+    with clusterenv.make_vec(Wide, 2, shards=2, cluster=client) as envs:
+        obs, _ = envs.reset(seed=1)
+        assert [obs[f"k{i:04}"].tolist() for i in range(1300)] == [[i % 9] * 2 for i in range(1300)]
+
+
+def test_dasks_default_client_stays_the_users(client: Client) -> None:
+    with clusterenv.make_vec("CartPole-v1", 2, shards=2, cluster=client.scheduler.address):
+        assert get_client() is client

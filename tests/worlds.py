@@ -103,6 +103,10 @@ def _weight(action: Any) -> float:
 class Faulty(World):
     """Does something bad at a given step."""
 
+    def close(self) -> None:
+        if self.fault == "close":
+            raise RuntimeError("the window is gone already")
+
     def __init__(self, fault: str, at: int = 2, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.fault = fault
@@ -120,6 +124,8 @@ class Faulty(World):
             raise RuntimeError("the simulator diverged")
         if self.fault == "shape":
             return (np.zeros(2, np.float32), *result[1:])
+        if self.fault == "exit":
+            raise SystemExit(1)
         if self.fault == "die":
             os._exit(3)
         if self.fault == "hang":

@@ -12,14 +12,14 @@ import numpy.typing as npt
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 
-from clusterenv.infos import Packed
+from clusterenv.infos import Packed, VectorInfo
 from clusterenv.schema import Column, Layout
 
 __all__ = ["Engine", "EnvDescription", "EnvRaised", "Infos", "Recipe", "Slot"]
 
 EnvFactory = Callable[..., gym.Env[Any, Any]]
 
-Infos = Packed | Mapping[str, Any] | None
+Infos = Packed | VectorInfo | None
 """Packed infos from the Gymnasium loop, a plain vector info from the other engines."""
 
 
@@ -61,8 +61,8 @@ class EnvDescription:
     autoreset_mode: AutoresetMode
     partial: bool
     """Whether some of the environments can be stepped while the others wait."""
-    shard_invariant: bool
-    """Whether an environment's stream depends on its own seed alone, whatever the sharding."""
+    maskable: bool
+    """Whether some of the environments can be reset, with options, while the others wait."""
 
 
 class Slot(NamedTuple):

@@ -12,6 +12,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 
 from clusterenv.envs.base import EnvDescription, EnvRaised, Infos, Recipe, Slot
+from clusterenv.errors import ConfigError
 from clusterenv.infos import Rows, pack
 from clusterenv.schema import Column, Layout
 
@@ -44,7 +45,7 @@ class LoopEngine:
             spec=env.spec,
             autoreset_mode=recipe.autoreset_mode,
             partial=True,
-            shard_invariant=True,
+            maskable=True,
         )
         self._same_step = recipe.autoreset_mode is AutoresetMode.SAME_STEP
         self._disabled = recipe.autoreset_mode is AutoresetMode.DISABLED
@@ -58,7 +59,7 @@ class LoopEngine:
             for kind in ("observation_space", "action_space"):
                 ours, theirs = getattr(head, kind), getattr(env, kind)
                 if ours != theirs:
-                    raise ValueError(
+                    raise ConfigError(
                         f"all environments must have the same {kind}: environment {first} has "
                         f"{ours}, environment {first + row} has {theirs}"
                     )
@@ -81,7 +82,7 @@ class LoopEngine:
                 slot.terminated[row] = slot.truncated[row] = self._ended[row] = False
                 if info:
                     infos.append((row, info))
-        except Exception as error:
+        except BaseException as error:  # sys.exit() too
             raise EnvRaised(row, "reset") from error
         return pack(infos) if infos else None
 
@@ -112,14 +113,16 @@ class LoopEngine:
                     truncations[row] = truncated
                     if terminated or truncated:
                         if self._same_step:
-                            infos.append((row, {"final_obs": value, "final_info": info}))
+                            # The reset may reuse the environment's own arrays.
+                            final = {"final_obs": value, "final_info": info}
+                            infos.append((row, _snapshot(final)))
                             value, info = env.reset()
                         else:
                             ended[row] = True
                 write(obs, row, value)
                 if info:
                     infos.append((row, info))
-        except Exception as error:
+        except BaseException as error:  # sys.exit() too
             raise EnvRaised(row, "step") from error
         if rows is not None and infos:
             position = {row: k for k, row in enumerate(rows)}
@@ -144,8 +147,22 @@ class LoopEngine:
         return self.call("render", (), {})
 
     def close(self) -> None:
+        problem: Exception | None = None
         for env in self._envs:
-            env.close()
+            try:
+                env.close()
+            except Exception as error:
+                problem = error  # the others are closed all the same
+        if problem is not None:
+            raise problem
+
+
+def _snapshot(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _snapshot(item) for key, item in value.items()}
+    if type(value) is tuple:
+        return tuple(map(_snapshot, value))
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def _make(recipe: Recipe, index: int) -> gym.Env[Any, Any]:

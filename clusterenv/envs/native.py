@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from clusterenv.envs.base import EnvDescription, EnvRaised, Infos, Recipe, Slot
 from clusterenv.errors import ConfigError
+from clusterenv.infos import VectorInfo
 from clusterenv.schema import Column, Layout
 
 __all__ = ["NativeEngine"]
@@ -53,7 +54,7 @@ class NativeEngine:
             spec=spec,
             autoreset_mode=mode,
             partial=False,
-            shard_invariant=False,
+            maskable=mode is AutoresetMode.DISABLED,
         )
         self._space = env.single_observation_space
         self._nest_action = Layout(env.single_action_space).nest
@@ -75,7 +76,7 @@ class NativeEngine:
         where = slice(None) if mask is None else mask
         slot.reward[where] = 0.0
         slot.terminated[where] = slot.truncated[where] = False
-        return info or None
+        return VectorInfo(info) if info else None
 
     def step(self, actions: Sequence[Column], slot: Slot, rows: Sequence[int] | None) -> Infos:
         try:
@@ -86,7 +87,7 @@ class NativeEngine:
         slot.reward[:] = reward
         slot.terminated[:] = terminated
         slot.truncated[:] = truncated
-        return info or None
+        return VectorInfo(info) if info else None
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         value = getattr(self._env, name)
@@ -128,7 +129,7 @@ def vector_spec(recipe: Recipe, engine: str) -> EnvSpec:
 def write_batch(columns: Sequence[Column], space: gym.Space[Any], batch: Any) -> None:
     """Copy a batched observation into columns."""
     for column, part in zip(columns, _parts(space, batch), strict=True):
-        column[:] = part
+        np.copyto(column, part, casting="same_kind")
 
 
 def _parts(space: gym.Space[Any], batch: Any) -> Iterator[Any]:

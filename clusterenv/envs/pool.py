@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode
 from clusterenv.envs.base import EnvDescription, EnvRaised, Infos, Recipe, Slot
 from clusterenv.envs.native import vector_spec, write_batch
 from clusterenv.errors import ConfigError
+from clusterenv.infos import VectorInfo
 from clusterenv.schema import Column
 
 __all__ = ["EnvPoolEngine"]
@@ -48,7 +49,7 @@ class EnvPoolEngine:
             spec=None,
             autoreset_mode=AutoresetMode.NEXT_STEP,
             partial=False,
-            shard_invariant=True,
+            maskable=False,
         )
 
     def _make(self, seeds: Sequence[int] | None) -> Any:
@@ -123,9 +124,9 @@ def _import() -> Any:
     return envpool
 
 
-def _plain(info: dict[str, Any]) -> dict[str, Any]:
+def _plain(info: dict[str, Any]) -> VectorInfo:
     # `env_id` numbers the environments of this pool alone; ClusterEnv says which they are.
-    return {key: value for key, value in info.items() if key != "env_id"}
+    return VectorInfo({key: value for key, value in info.items() if key != "env_id"})
 
 
 def _unsupported(what: str) -> NoReturn:

@@ -71,6 +71,8 @@ def pack(module: nn.Module, manifest: Manifest, version: int) -> Weights:
     check(manifest_of(module), manifest)
     buffer = np.zeros(manifest.nbytes, np.uint8)
     for entry in manifest.entries:
+        if not entry.nbytes:
+            continue
         raw = state[entry.name].detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         buffer[entry.offset : entry.offset + entry.nbytes] = raw.numpy()
     buffer.setflags(write=False)
@@ -90,6 +92,8 @@ def load(module: nn.Module, manifest: Manifest, weights: Weights) -> None:
     state = _state(module)
     with torch.no_grad():
         for entry in manifest.entries:
+            if not entry.nbytes:
+                continue
             part = weights.buffer[entry.offset : entry.offset + entry.nbytes].copy()
             tensor = torch.from_numpy(part).view(getattr(torch, entry.dtype)).reshape(entry.shape)
             state[entry.name].copy_(tensor)

@@ -77,7 +77,7 @@ def test_native_engine_equals_the_vector_entry_point() -> None:
         assert_same(slot.obs[0], obs.astype(np.float32))
         assert np.array_equal(slot.reward, reward)
         assert_same(slot.terminated, terminated)
-    assert not engine.description.shard_invariant
+    assert not engine.description.maskable
     engine.close()
     reference.close()
 

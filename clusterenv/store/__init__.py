@@ -1,0 +1,7 @@
+"""Stores: they gather the batches of a collector and hand their rows to a learner."""
+
+from __future__ import annotations
+
+from clusterenv.store.rollout import EmptyStore, Rollout, RolloutStats, RolloutStore, StaleBatch
+
+__all__ = ["EmptyStore", "Rollout", "RolloutStats", "RolloutStore", "StaleBatch"]

@@ -1,0 +1,258 @@
+"""The on-policy store: gathers fragments side by side, hands every row out once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from clusterenv.errors import ClusterEnvError, ConfigError
+
+if TYPE_CHECKING:
+    from clusterenv.batch import Batch
+
+__all__ = ["EmptyStore", "Rollout", "RolloutStats", "RolloutStore", "StaleBatch"]
+
+Array = npt.NDArray[Any]
+
+
+class StaleBatch(ClusterEnvError, ValueError):
+    """A batch was acted by a policy version older than the store accepts."""
+
+
+class EmptyStore(ClusterEnvError, LookupError):
+    """Rows were asked of a store that holds none."""
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Fragments of one horizon, side by side along the environment axis.
+
+    Parameters
+    ----------
+    columns
+        One tensor per column of the batches, each ``[time, env, …]``.
+    tail_rows
+        Flat rows (``t * num_envs + e``) whose next observation is not the one a time
+        row below: every row that ended an episode and every row of the last time step.
+    tail
+        The true next observations of these rows, one tensor per observation column.
+    state
+        The recurrent state at the first time step, each ``[env, …]``; empty if the
+        policy has none.
+    """
+
+    columns: dict[str, torch.Tensor]
+    tail_rows: torch.Tensor
+    tail: dict[str, torch.Tensor]
+    state: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        try:
+            return self.columns[name]
+        except KeyError:
+            raise KeyError(f"no column {name!r}; there are {sorted(self.columns)}") from None
+
+
+@dataclass(frozen=True)
+class RolloutStats:
+    """What went through a store since it was made."""
+
+    accepted_rows: int = 0
+    taken_rows: int = 0
+    dropped_rows: int = 0
+    dropped_batches: int = 0
+
+
+@dataclass(frozen=True)
+class _Fragment:
+    """The arrays of a batch, still views of what was received."""
+
+    source: tuple[int, int]  # shard, incarnation
+    horizon: int
+    num_envs: int
+    columns: Mapping[str, Array]
+    tail_rows: Array
+    tail: Mapping[str, Array]
+    state: Mapping[str, Array]
+
+    def layout(self) -> dict[str, str]:
+        """Return what must be alike in all fragments of a rollout, by the name of the part."""
+        layout = {"horizon": str(self.horizon)}
+        parts = {"column": (self.columns, 2), "tail": (self.tail, 1), "state": (self.state, 1)}
+        for part, (arrays, axes) in parts.items():
+            for name, array in arrays.items():
+                layout[f"{part} {name!r}"] = f"{array.dtype} {array.shape[axes:]}"
+        return layout
+
+
+class RolloutStore:
+    """Gathers the fragments of one update and hands every accepted row out exactly once.
+
+    Parameters
+    ----------
+    max_lag
+        How many versions a batch may be behind the newest one; ``None`` for any number.
+    stale
+        What happens to a batch that is further behind: ``"refuse"`` raises
+        :class:`StaleBatch`, ``"count"`` drops it and counts its rows in :attr:`stats`.
+
+    Examples
+    --------
+    >>> store = RolloutStore(max_lag=2, stale="count")
+    >>> store.rows
+    0
+
+    With a collector, one update's rows are::
+
+        for batch in collector.rollout():
+            store.add(batch, newest_version=version)
+        rollout = store.take()
+        rollout["obs"].shape  # [time, env, …]
+    """
+
+    def __init__(
+        self, *, max_lag: int | None = None, stale: Literal["refuse", "count"] = "refuse"
+    ) -> None:
+        if max_lag is not None and max_lag < 0:
+            raise ConfigError(
+                f"max_lag={max_lag} would refuse every batch; "
+                "RolloutStore(max_lag=0) takes the newest version only, max_lag=None any"
+            )
+        if stale not in ("refuse", "count"):
+            raise ConfigError(
+                f"stale={stale!r} is unknown; RolloutStore(stale='refuse') raises, "
+                "stale='count' drops and counts"
+            )
+        self.max_lag = max_lag
+        self.stale = stale
+        self._fragments: list[_Fragment] = []
+        self._stats = RolloutStats()
+
+    @property
+    def rows(self) -> int:
+        """Rows held, all of which the next :meth:`take` returns."""
+        return sum(fragment.horizon * fragment.num_envs for fragment in self._fragments)
+
+    @property
+    def stats(self) -> RolloutStats:
+        """Rows accepted, taken and dropped so far."""
+        return self._stats
+
+    def add(self, batch: Batch, newest_version: int) -> bool:
+        """Take a fragment in, unless it is too far behind.
+
+        Its arrays are kept, not copied, until :meth:`take`. The lag is counted from
+        ``newest_version``, the version published last.
+
+        Returns
+        -------
+        bool
+            Whether the batch was accepted; ``False`` only with ``stale="count"``.
+
+        Raises
+        ------
+        StaleBatch
+            If the batch lags more than ``max_lag`` versions and ``stale="refuse"``.
+        ConfigError
+            If its horizon or columns differ from those of the batches held, or its
+            version is newer than ``newest_version``.
+        """
+        lag = newest_version - batch.policy_version
+        if lag < 0:
+            raise ConfigError(
+                f"the batch was acted by version {batch.policy_version}, but newest_version="
+                f"{newest_version}; pass what the last publish returned: "
+                "store.add(batch, newest_version=collector.publish(policy))"
+            )
+        if self.max_lag is not None and lag > self.max_lag:
+            if self.stale == "refuse":
+                raise StaleBatch(
+                    f"the batch of shard {batch.shard} was acted by version "
+                    f"{batch.policy_version}, {lag} behind version {newest_version}, and "
+                    f"max_lag={self.max_lag}; accept it with RolloutStore(max_lag={lag}) or "
+                    f"drop such batches with RolloutStore(max_lag={self.max_lag}, stale='count')"
+                )
+            self._count(dropped_rows=batch.num_rows, dropped_batches=1)
+            return False
+        fragment = _Fragment(
+            source=(batch.shard, batch.incarnation),
+            horizon=batch.horizon,
+            num_envs=batch.num_envs,
+            columns={name: batch[name] for name in batch.names},
+            tail_rows=batch.tail_rows,
+            tail=batch.tail,
+            state=batch.state,
+        )
+        if self._fragments:
+            _check_alike(self._fragments[0].layout(), fragment.layout(), batch.shard)
+        self._fragments.append(fragment)
+        self._count(accepted_rows=batch.num_rows)
+        return True
+
+    def take(self) -> Rollout:
+        """Return all rows held as one rollout and empty the store.
+
+        Fragments lie side by side along the environment axis, ordered by shard and
+        incarnation, those of one shard as they arrived. The rollout owns its memory.
+
+        Raises
+        ------
+        EmptyStore
+            If nothing was added since the last call.
+        """
+        if not self._fragments:
+            raise EmptyStore(
+                "the store holds no rows; add a batch before taking: "
+                "store.add(batch, newest_version=version); rollout = store.take()"
+            )
+        fragments = sorted(self._fragments, key=lambda fragment: fragment.source)
+        rollout = Rollout(
+            columns=_joined(fragments, lambda fragment: fragment.columns, axis=1),
+            tail_rows=_joined_tail_rows(fragments),
+            tail=_joined(fragments, lambda fragment: fragment.tail, axis=0),
+            state=_joined(fragments, lambda fragment: fragment.state, axis=0),
+        )
+        self._count(taken_rows=self.rows)
+        self._fragments = []
+        return rollout
+
+    def _count(self, **more: int) -> None:
+        counted = {name: getattr(self._stats, name) + n for name, n in more.items()}
+        self._stats = replace(self._stats, **counted)
+
+
+def _check_alike(expected: Mapping[str, str], got: Mapping[str, str], shard: int) -> None:
+    for part in [*expected, *(part for part in got if part not in expected)]:
+        if expected.get(part) != got.get(part):
+            raise ConfigError(
+                f"the batch of shard {shard} does not fit the batches held: {part} expected "
+                f"{expected.get(part, 'none')}, got {got.get(part, 'none')}; take() what is held "
+                "before adding batches of another collector"
+            )
+
+
+def _joined(
+    fragments: list[_Fragment], part: Callable[[_Fragment], Mapping[str, Array]], axis: int
+) -> dict[str, torch.Tensor]:
+    """Join a part's arrays of all fragments; the one copy between the wire and the learner."""
+    return {
+        name: torch.from_numpy(
+            np.concatenate([part(fragment)[name] for fragment in fragments], axis)
+        )
+        for name in part(fragments[0])
+    }
+
+
+def _joined_tail_rows(fragments: list[_Fragment]) -> torch.Tensor:
+    total = sum(fragment.num_envs for fragment in fragments)
+    joined, offset = [], 0
+    for fragment in fragments:
+        time, env = np.divmod(fragment.tail_rows, fragment.num_envs)
+        joined.append(time * total + offset + env)
+        offset += fragment.num_envs
+    return torch.from_numpy(np.concatenate(joined).astype(np.int64, copy=False))

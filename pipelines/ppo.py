@@ -1,0 +1,344 @@
+"""Proximal policy optimisation, with the policy beside the simulation.
+
+``python -m pipelines.ppo --env LunarLander-v3 --sync divergence --threshold 0.05``
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import gymnasium as gym
+import torch
+import tyro
+from torch import Tensor, nn
+
+import clusterenv
+from clusterenv.errors import ClusterEnvError, ConfigError
+from clusterenv.store import Rollout, RolloutStore
+from clusterenv.sync import SyncRule
+from pipelines import gae
+from pipelines.agents import PPOAgent
+from pipelines.run import Interrupt, Run
+from pipelines.running import RewardScaler
+
+__all__ = ["Args", "PPOAgent", "Result", "preset", "train"]
+
+COLUMNS = (
+    *("steps", "seconds", "version", "mean_return", "episodes", "steps_per_second"),
+    *("pulls", "weight_bytes", "lag_mean", "kl", "entropy", "value_loss", "policy_loss"),
+)
+
+
+@dataclass(frozen=True)
+class Args:
+    """Everything that can be chosen; :func:`preset` has what suits an environment."""
+
+    env: str = "LunarLander-v3"  # id of a Gymnasium environment
+    total_steps: int = 1_000_000  # environment steps, all environments together
+    num_envs: int = 16  # environments, all shards together
+    horizon: int = 128  # steps of each environment between two updates
+    shards: int | None = None  # worker processes; one per core if not given
+    cluster: str | None = None  # scheduler address, file or jobqueue name; else this machine
+    engine: str = "auto"  # what steps the environments on the workers
+    sync: Literal["every-version", "every", "divergence", "never"] = "every-version"  # when to pull
+    threshold: float = 0.05  # of --sync divergence: pull when diverged further
+    every: int = 4  # of --sync every: pull when this many versions behind
+    max_lag: int | None = None  # of --sync divergence: pull when further behind
+    seed: int = 1  # environment i gets seed + i
+    lr: float = 3e-4  # of Adam
+    anneal: bool = True  # bring the learning rate down to 0 linearly
+    gamma: float = 0.99  # discount per step
+    lam: float = 0.95  # of generalised advantage estimation
+    epochs: int = 4  # passes over a rollout
+    minibatches: int = 4  # per pass
+    clip: float = 0.2  # how far the ratio of probabilities may move
+    clip_value: bool = False  # keep the new values within clip of the old
+    entropy: float = 0.01  # weight of the entropy bonus
+    value_coef: float = 0.5  # weight of the value loss
+    grad_norm: float = 0.5  # gradients are scaled down to this norm
+    normalize_obs: bool = True  # by their running mean and variance
+    scale_rewards: bool | None = None  # by the running return's deviation; default: if continuous
+    hidden: tuple[int, ...] = (64, 64)  # layers of actor and critic
+    threads: int = 1  # of torch at the head; the workers need the other cores
+    checkpoint_every: int = 50  # updates
+    stop_at: float | None = None  # stop when the last 100 episodes' mean return reaches this
+    out: Path | None = None  # run directory; default: a new one under runs/
+    resume: bool = False  # go on with the run in --out
+    quiet: bool = False  # print nothing
+
+    def __post_init__(self) -> None:
+        for name in ("total_steps", "num_envs", "horizon", "epochs", "minibatches", "every"):
+            if getattr(self, name) < 1:
+                flag = f"--{name.replace('_', '-')}"
+                raise ConfigError(f"{flag} must be at least 1, got {getattr(self, name)}: {flag} 8")
+        if 2 * self.minibatches > self.num_envs * self.horizon:
+            raise ConfigError(
+                f"--minibatches {self.minibatches} leaves fewer than 2 rows in each, of "
+                f"{self.num_envs} environments × {self.horizon} steps: --minibatches 4"
+            )
+        if self.resume and self.out is None:
+            raise ConfigError("--resume needs the run's directory: --out runs/mine --resume")
+
+
+# fmt: off
+PRESETS: dict[str, dict[str, Any]] = {
+    "CartPole-v1": {
+        "total_steps": 300_000, "horizon": 64, "epochs": 10, "lr": 1e-3,
+        "gamma": 0.98, "lam": 0.9, "entropy": 0.0,
+    },
+    "LunarLander-v3": {
+        "total_steps": 1_500_000, "horizon": 256, "epochs": 6, "minibatches": 16, "lr": 5e-4,
+        "gamma": 0.999, "lam": 0.98,
+    },
+    "Pendulum-v1": {
+        "total_steps": 600_000, "num_envs": 32, "horizon": 100, "epochs": 10, "minibatches": 16,
+        "lr": 1e-3, "gamma": 0.9, "entropy": 0.0,
+    },
+}
+# fmt: on
+
+
+def preset(env: str, **changes: Any) -> Args:
+    """Return arguments that suit an environment, with ``changes``.
+
+    Examples
+    --------
+    >>> preset("Pendulum-v1", seed=3).gamma
+    0.9
+    """
+    return Args(**{"env": env, **PRESETS.get(env, {}), **changes})
+
+
+def update(
+    agent: PPOAgent,
+    optimizer: torch.optim.Optimizer,
+    rollout: Rollout,
+    rewards: Tensor,
+    args: Args,
+) -> dict[str, float]:
+    """Improve the agent on one rollout and return the means of the last pass."""
+    obs = rollout["obs"].flatten(0, 1)
+    action = rollout["raw_action" if agent.log_std is not None else "action"].flatten(0, 1)
+    behaviour = rollout["log_prob"].flatten()  # of whichever version acted
+    with torch.no_grad():
+        values = agent.value(obs).view_as(rewards)
+        following = gae.next_values(values, rollout.tail_rows, agent.value(rollout.tail["obs"]))
+        ends = rollout["terminated"], rollout["truncated"]
+        advantages = gae.advantages(rewards, values, following, *ends, args.gamma, args.lam)
+        targets, values, advantages = (
+            part.flatten() for part in (advantages + values, values, advantages)
+        )
+
+    losses: list[Tensor] = []
+    for _ in range(args.epochs):
+        losses.clear()
+        for rows in torch.randperm(len(obs)).chunk(args.minibatches):
+            distribution = agent.distribution(obs[rows])
+            value = agent.value(obs[rows])
+            log_ratio = distribution.log_prob(action[rows]) - behaviour[rows]
+            ratio = log_ratio.exp()
+            advantage = advantages[rows]
+            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+            clipped = ratio.clamp(1 - args.clip, 1 + args.clip)
+            policy_loss = -torch.min(ratio * advantage, clipped * advantage).mean()
+            error = (value - targets[rows]).square()
+            if args.clip_value:
+                near = values[rows] + (value - values[rows]).clamp(-args.clip, args.clip)
+                error = torch.max(error, (near - targets[rows]).square())
+            value_loss = 0.5 * error.mean()
+            entropy = distribution.entropy().mean()
+            loss = policy_loss + args.value_coef * value_loss - args.entropy * entropy
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(agent.parameters(), args.grad_norm)
+            optimizer.step()
+            kl = (ratio - 1 - log_ratio).mean()  # Schulman's estimate: never below 0
+            outside = (ratio != clipped).float().mean()
+            losses.append(torch.stack([policy_loss, value_loss, entropy, kl, outside]).detach())
+    names = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction")
+    return dict(zip(names, torch.stack(losses).mean(0).tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended; of a resumed run, counted from its beginning."""
+
+    mean_return: float
+    """Of the last 100 episodes; NaN if none ended."""
+    steps: int
+    version: int
+    pulls: int
+    weight_bytes: int
+    seconds: float
+    reached_at: int | None
+    """Steps after which ``stop_at`` was reached."""
+    out: Path
+
+
+def train(args: Args) -> Result:
+    """Train an agent; write everything to the run directory.
+
+    Raises
+    ------
+    ConfigError
+        If the arguments do not fit the environment or the run directory.
+    """
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(args.seed)
+    stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    out = args.out or Path("runs") / f"ppo-{args.env.replace('/', '-')}-{args.seed}-{stamp}"
+    run = Run(out, COLUMNS, resume=args.resume, quiet=args.quiet)
+    with contextlib.closing(gym.make(args.env)) as env:  # only for its spaces
+        agent = PPOAgent(env.observation_space, env.action_space, args.hidden, args.normalize_obs)
+    optimizer = torch.optim.Adam(agent.parameters(), args.lr, eps=1e-5)
+    scales = agent.log_std is not None if args.scale_rewards is None else args.scale_rewards
+    scaler = RewardScaler(args.num_envs, args.gamma) if scales else None
+    parts: dict[str, Any] = {"agent": agent, "optimizer": optimizer}
+    if scaler is not None:
+        parts["scaler"] = scaler
+    past: dict[str, float] = {**dict.fromkeys(COLUMNS, 0), "mean_return": math.nan}
+    earlier: list[float] = []
+    if args.resume:
+        past, earlier = restore(run, parts)
+    row, returns = past, earlier
+    reached_at: int | None = None
+
+    def save() -> None:
+        states = {name: part.state_dict() for name, part in parts.items()}
+        run.save({**states, "rng": torch.get_rng_state(), "row": row, "returns": returns})
+
+    interrupt = Interrupt("stopping after this update; Ctrl-C again stops at once", args.quiet)
+    with (
+        contextlib.closing(run),
+        interrupt,
+        clusterenv.Collector(
+            args.env,
+            agent,
+            num_envs=args.num_envs,
+            horizon=args.horizon,
+            shards=args.shards,
+            cluster=args.cluster,
+            engine=args.engine,
+            sync=sync_rule(args),
+            seed=args.seed + int(past["steps"]),  # a resumed run goes on with new episodes
+        ) as collector,
+    ):
+        run.open(int(past["steps"]))
+        store = RolloutStore()
+        began = time.monotonic()
+        version = 0  # what the collector was made with
+        try:
+            for done in itertools.count(1):
+                if row["steps"] >= args.total_steps or reached_at or interrupt.wanted:
+                    break
+                lr = args.lr * (1 - row["steps"] / args.total_steps if args.anneal else 1)
+                optimizer.param_groups[0]["lr"] = lr
+                for batch in collector.rollout():
+                    store.add(batch, newest_version=version)
+                rows, rollout = store.rows, store.take()
+                rewards = rollout["reward"]
+                if scaler is not None:
+                    rewards = scaler(rewards, rollout["env"], rollout["step"])
+                losses = update(agent, optimizer, rollout, rewards, args)
+                if agent.stats is not None:
+                    # Only now: the update needed the statistics that acted.
+                    agent.stats.update(rollout["obs"].flatten(0, 1))
+                version = collector.publish(agent)
+
+                stats, seconds = collector.stats(), time.monotonic() - began
+                steps = int(row["steps"]) + rows
+                returns = [*earlier, *stats.returns][-100:]
+                mean = statistics.fmean(returns) if returns else math.nan
+                row = {
+                    "steps": steps,
+                    "seconds": past["seconds"] + seconds,
+                    "version": int(past["version"]) + version,
+                    "mean_return": mean,
+                    "episodes": int(past["episodes"]) + stats.episodes,
+                    "steps_per_second": (steps - past["steps"]) / seconds,
+                    "pulls": int(past["pulls"]) + stats.pulls,
+                    "weight_bytes": int(past["weight_bytes"]) + stats.weight_bytes,
+                    "lag_mean": stats.lag_mean,
+                    **losses,
+                }
+                run.log(row, lr=lr)
+                run.show(row, args.total_steps)
+                if args.stop_at is not None and len(returns) >= 100 and mean >= args.stop_at:
+                    reached_at = steps
+                if done % args.checkpoint_every == 0:
+                    save()
+        except ClusterEnvError:
+            # In a terminal, Ctrl-C also reaches the workers of a local cluster.
+            if not interrupt.wanted:
+                raise
+    save()
+    run.show(row, args.total_steps, last=True)
+    curve = run.draw(f"PPO on {args.env}, --sync {args.sync}")
+    run.say(f"wrote {run.progress}, {run.checkpoint}, {curve} and TensorBoard events to {out}")
+    return Result(
+        mean_return=row["mean_return"],
+        steps=int(row["steps"]),
+        version=int(row["version"]),
+        pulls=int(row["pulls"]),
+        weight_bytes=int(row["weight_bytes"]),
+        seconds=row["seconds"],
+        reached_at=reached_at,
+        out=out,
+    )
+
+
+def restore(run: Run, parts: Mapping[str, Any]) -> tuple[dict[str, float], list[float]]:
+    """Bring all parts to the run's checkpoint; return its last row and last 100 returns."""
+    saved = run.load()
+    if absent := parts.keys() ^ (saved.keys() - {"rng", "row", "returns"}):
+        raise ConfigError(
+            f"{run.checkpoint} and the arguments differ in {sorted(absent)}; "
+            "resume with the arguments that began the run"
+        )
+    try:
+        for name, part in parts.items():
+            part.load_state_dict(saved[name])
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"{run.checkpoint} does not fit; resume with the --env, --num-envs, --hidden and "
+            f"--normalize-obs that began the run: {error}"
+        ) from error
+    torch.set_rng_state(saved["rng"])
+    return dict(saved["row"]), list(saved["returns"])
+
+
+def sync_rule(args: Args) -> SyncRule:
+    """Return the rule that the arguments name."""
+    rules: dict[str, SyncRule] = {
+        "every-version": clusterenv.EveryVersion(),
+        "every": clusterenv.Every(args.every),
+        "divergence": clusterenv.Divergence(args.threshold, max_lag=args.max_lag),
+        "never": clusterenv.Never(),
+    }
+    return rules[args.sync]
+
+
+def main() -> None:
+    """Read the command line and train."""
+    peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    peek.add_argument("--env", default=Args.env)
+    try:
+        defaults = preset(peek.parse_known_args()[0].env)
+        train(tyro.cli(Args, default=defaults, description=__doc__))
+    except ConfigError as error:
+        sys.exit(f"ppo: {error}")
+
+
+if __name__ == "__main__":
+    main()

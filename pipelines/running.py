@@ -1,0 +1,95 @@
+"""Running statistics that live in a module, so that they travel and are saved with it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["RewardScaler", "RunningStats"]
+
+
+class RunningStats(nn.Module):
+    """Mean and variance of everything seen, as buffers.
+
+    Parameters
+    ----------
+    shape
+        Of one value.
+
+    Examples
+    --------
+    >>> stats = RunningStats((1,))
+    >>> stats.update(torch.tensor([[1.0], [3.0]]))
+    >>> stats(torch.tensor([[2.0]])).tolist()
+    [[0.0]]
+    """
+
+    mean: Tensor
+    var: Tensor
+    count: Tensor
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("var", torch.ones(shape))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    @torch.no_grad()
+    def update(self, values: Tensor) -> None:
+        """Take in ``values``, ``[n, *shape]``."""
+        values = values.to(torch.float64)
+        n, seen = len(values), float(self.count)
+        var, mean = torch.var_mean(values, dim=0, correction=0)
+        share = n / (seen + n)
+        shift = mean - self.mean
+        # Chan et al.: the variance of a union is the mean variance plus that between the parts.
+        self.var.copy_((1 - share) * self.var + share * var + share * (1 - share) * shift**2)
+        self.mean.add_(share * shift)
+        self.count.add_(n)
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Return ``values`` with the mean taken off, in standard deviations, at most 10."""
+        return ((values - self.mean) / torch.sqrt(self.var + 1e-8)).clamp(-10, 10)
+
+
+class RewardScaler(nn.Module):
+    """Divides rewards by the running standard deviation of the discounted return.
+
+    Parameters
+    ----------
+    num_envs
+        Environments whose rewards come, by global index.
+    gamma
+        Discount per step.
+    """
+
+    returns: Tensor
+
+    def __init__(self, num_envs: int, gamma: float) -> None:
+        super().__init__()
+        self.gamma = gamma
+        self.stats = RunningStats(())
+        self.register_buffer("returns", torch.zeros(num_envs))
+
+    @torch.no_grad()
+    def forward(self, rewards: Tensor, env: Tensor, step: Tensor) -> Tensor:
+        """Take in the rewards of a rollout and return them scaled.
+
+        Parameters
+        ----------
+        rewards
+            ``[time, env]``.
+        env
+            The global index of every row's environment, ``[time, env]``.
+        step
+            The step in its episode of every row, ``[time, env]``; 0 begins a new return.
+        """
+        returns = torch.empty_like(rewards)
+        envs = env[0].long()
+        last = self.returns[envs]
+        for t in range(len(rewards)):
+            last = rewards[t] + self.gamma * last.masked_fill(step[t] == 0, 0.0)
+            returns[t] = last
+        self.returns[envs] = last
+        self.stats.update(returns.flatten())
+        return rewards / torch.sqrt(self.stats.var + 1e-8)

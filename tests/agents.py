@@ -1,0 +1,83 @@
+"""Small policies for the tests, importable on the workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Categorical as CategoricalDistribution
+from torch.distributions import Distribution
+
+from clusterenv.policies import Categorical, Context, Decision, Policy
+
+
+def cartpole_policy(seed: int = 0) -> Categorical:
+    torch.manual_seed(seed)
+    return Categorical(nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 2)))
+
+
+class Cycle(Policy):
+    """Acts by env index and the count of its own steps, so that anyone can act the same."""
+
+    def __init__(self, actions: int = 2, start: int = 0) -> None:
+        super().__init__()
+        self.actions = actions
+        self.start = start
+        self.calls = 0
+
+    def act(self, obs: Any, context: Context) -> Decision:
+        action = self.start + (context.envs + self.calls) % self.actions
+        self.calls += 1
+        return Decision(action, {"twice": 2.0 * action.float()})
+
+
+class Counter(Policy):
+    """Recurrent: its state counts the steps of the episode; the value column shows it."""
+
+    def initial_state(self, n: int) -> dict[str, Tensor]:
+        return {"count": torch.zeros(n, 1)}
+
+    def act(self, obs: Any, context: Context) -> Decision:
+        count = context.state["count"]
+        action = torch.zeros(len(count), dtype=torch.int64)
+        return Decision(action, {"value": count[:, 0].clone()}, {"count": count + 1})
+
+    def distribution(self, obs: Any, context: Context) -> Distribution:
+        return CategoricalDistribution(logits=torch.zeros(len(context.envs), 2))
+
+
+class Bad(Policy):
+    """Returns something wrong after some steps."""
+
+    def __init__(self, fault: str, after: int = 3) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3))
+        self.fault = fault
+        self.after = after
+        self.calls = 0
+
+    def act(self, obs: Any, context: Context) -> Decision:
+        self.calls += 1
+        n = len(context.envs)
+        action = torch.zeros(n, dtype=torch.int64)
+        log_prob = torch.zeros(n)
+        if self.calls > self.after:
+            if self.fault == "shape":
+                action = action[:1]
+            elif self.fault == "dtype":
+                action = action.float()
+            elif self.fault == "range":
+                action[-1] = 7
+            elif self.fault == "nan":
+                log_prob[-1] = float("nan")
+            elif self.fault == "raise":
+                raise ValueError("matrix is singular")
+            elif self.fault == "column":
+                return Decision(action, {"value": torch.zeros(n + 1)})
+            elif self.fault == "list":
+                return Decision([0] * n)  # type: ignore[arg-type]
+        return Decision(action, {"log_prob": log_prob})
+
+    def distribution(self, obs: Any, context: Context) -> Distribution:
+        return CategoricalDistribution(logits=self.weight.expand(len(context.envs), 3))

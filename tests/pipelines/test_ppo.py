@@ -1,0 +1,165 @@
+"""PPO from end to end: trains, writes its run, resumes it."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from distributed import Client
+
+from clusterenv.errors import ConfigError
+from clusterenv.policies import Context
+from pipelines.agents import PPOAgent
+from pipelines.ppo import COLUMNS, Args, preset, train
+from pipelines.running import RewardScaler, RunningStats
+
+BOX = gym.spaces.Box(-1, 1, (3,), np.float32)
+
+
+def short(out: Path, steps: int, **changes: object) -> Args:
+    """A few updates of 8 × 32 rows."""
+    return preset(
+        "CartPole-v1",
+        total_steps=steps,
+        num_envs=8,
+        horizon=32,
+        shards=2,
+        epochs=2,
+        **{"out": out, "quiet": True, "anneal": False, **changes},
+    )
+
+
+@pytest.fixture
+def cluster(client: Client, leaves_nothing: None) -> str:
+    """The shared workers' scheduler: no cluster is started for each run."""
+    return str(client.scheduler.address)
+
+
+def progress(out: Path) -> list[dict[str, str]]:
+    with (out / "progress.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_run_writes_its_progress_and_can_be_resumed(tmp_path: Path, cluster: str) -> None:
+    out = tmp_path / "run"
+    first = train(short(out, 3 * 256, cluster=cluster))
+    assert (first.steps, first.out, first.reached_at) == (768, out, None)
+    rows = progress(out)
+    assert tuple(rows[0]) == COLUMNS
+    assert [int(row["steps"]) for row in rows] == [256, 512, 768]
+    assert all(math.isfinite(float(row["value_loss"])) for row in rows)
+    assert int(rows[-1]["pulls"]) == first.pulls > 0
+    assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert list(out.glob("events.out.tfevents*"))
+    assert not (out / "checkpoint.tmp").exists()
+
+    saved = torch.load(out / "checkpoint.pt", weights_only=True)
+    assert saved["row"]["steps"] == 768
+    # Rows the crash of a run left behind its last checkpoint are not counted twice.
+    with (out / "progress.csv").open("a") as file:
+        file.write(",".join(["1024"] + ["0"] * (len(COLUMNS) - 1)) + "\n1280,")
+
+    second = train(short(out, 5 * 256, resume=True, cluster=cluster))
+    assert second.steps == 1280
+    assert second.version > first.version
+    assert second.pulls > first.pulls
+    assert second.seconds > first.seconds
+    rows = progress(out)
+    assert [int(row["steps"]) for row in rows] == [256, 512, 768, 1024, 1280]
+    assert all(math.isfinite(float(row["mean_return"])) for row in rows[3:])
+    resumed = torch.load(out / "checkpoint.pt", weights_only=True)
+    assert resumed["agent"]["stats.count"] == 1280
+    updates = [state["optimizer"]["state"][0]["step"].item() for state in (saved, resumed)]
+    assert updates == [3 * 2 * 4, 5 * 2 * 4]
+
+
+def test_another_runs_directory_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint.pt").touch()
+    with pytest.raises(ConfigError, match=r"--resume"):
+        train(short(tmp_path, 256))
+
+
+def test_nothing_to_resume_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nothing to resume"):
+        train(short(tmp_path, 256, resume=True))
+
+
+def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path, cluster: str) -> None:
+    train(short(tmp_path, 256, cluster=cluster))
+    with pytest.raises(ConfigError, match=r"--hidden"):
+        train(short(tmp_path, 512, resume=True, hidden=(32,)))
+
+
+def test_a_goal_ends_the_run(tmp_path: Path, cluster: str) -> None:
+    result = train(short(tmp_path, 20_000, stop_at=10.0, cluster=cluster))
+    assert result.reached_at == result.steps < 20_000
+    assert result.mean_return >= 10
+
+
+def test_workers_that_never_pull_keep_the_first_version(tmp_path: Path, cluster: str) -> None:
+    result = train(short(tmp_path, 4 * 256, sync="never", cluster=cluster))
+    assert result.version >= 4
+    assert float(progress(tmp_path)[-1]["lag_mean"]) > 0
+
+
+def test_continuous_actions_are_clipped_but_learnt_from_as_sampled() -> None:
+    agent = PPOAgent(BOX, gym.spaces.Box(-0.1, 0.1, (2,), np.float32))
+    obs = torch.randn(64, 3)
+    action, extras, _ = agent.act(obs, Context(torch.arange(64)))
+    assert action.abs().max() <= 0.1
+    assert extras["raw_action"].abs().max() > 0.1
+    expected = agent.distribution(obs).log_prob(extras["raw_action"])
+    torch.testing.assert_close(extras["log_prob"], expected)
+
+
+def test_continuous_training_scales_rewards(tmp_path: Path, cluster: str) -> None:
+    args = {"total_steps": 2 * 128, "num_envs": 4, "horizon": 32, "shards": 1, "epochs": 1}
+    train(preset("Pendulum-v1", **args, minibatches=2, cluster=cluster, out=tmp_path, quiet=True))
+    saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    assert saved["scaler"]["stats.count"] == 256
+
+
+@pytest.mark.parametrize(
+    ("observations", "actions"),
+    [
+        (gym.spaces.Discrete(3), gym.spaces.Discrete(2)),
+        (BOX, gym.spaces.MultiDiscrete([2, 2])),
+        (BOX, gym.spaces.Discrete(2, start=1)),
+    ],
+)
+def test_spaces_the_agent_cannot_take_are_refused(
+    observations: gym.Space, actions: gym.Space
+) -> None:
+    with pytest.raises(ConfigError, match="PPOAgent needs"):
+        PPOAgent(observations, actions)
+
+
+@pytest.mark.parametrize("bad", [{"horizon": 0}, {"minibatches": 4096}, {"resume": True}])
+def test_arguments_that_cannot_work_are_refused(bad: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="--"):
+        Args(**bad)
+
+
+def test_running_stats_are_those_of_everything_seen() -> None:
+    values = 5 + 3 * torch.randn(1000, 4, generator=torch.Generator().manual_seed(1))
+    stats = RunningStats((4,))
+    for part in values.split([1, 299, 700]):
+        stats.update(part)
+    torch.testing.assert_close(stats.mean, values.mean(0))
+    torch.testing.assert_close(stats.var, values.var(0, correction=0))
+
+
+def test_rewards_are_scaled_by_returns_that_begin_anew_with_each_episode() -> None:
+    scaler = RewardScaler(num_envs=2, gamma=0.5)
+    env = torch.arange(2).expand(2, 2)
+    rewards = torch.tensor([[4.0, 1.0], [2.0, 1.0]])
+    step = torch.tensor([[0, 7], [1, 0]])
+    scaled = scaler(rewards, env, step)
+    returns = torch.tensor([4.0, 4.0, 1.0, 1.0])  # env 0: 4, 2 + 4/2; env 1: 1 + 0, then anew 1
+    torch.testing.assert_close(scaled, rewards / returns.std(correction=0))
+    assert scaler.returns.tolist() == [4.0, 1.0]

@@ -1,0 +1,127 @@
+"""The divergence is the mean over identical observations, recomputed by hand."""
+
+from __future__ import annotations
+
+import math
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from agents import cartpole_policy
+from torch import nn
+from torch.distributions import Categorical, Independent, Normal
+
+from clusterenv.policies import Categorical as CategoricalPolicy
+from clusterenv.policies import Gaussian
+from clusterenv.policies.base import Context
+from clusterenv.schema import Layout
+from clusterenv.sync import Divergence, Never
+from clusterenv.sync.divergence import Probe, mean_divergence
+from clusterenv.sync.publisher import Publisher
+
+
+def test_categorical_by_hand() -> None:
+    p = torch.tensor([[0.5, 0.5], [0.9, 0.1]])
+    q = torch.tensor([[0.25, 0.75], [0.9, 0.1]])
+    by_hand = (0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75)) / 2
+    found = mean_divergence(Categorical(probs=p), Categorical(probs=q))
+    assert found == pytest.approx(by_hand, rel=1e-6)
+
+
+def test_gaussian_by_hand() -> None:
+    """Dimensions of one action are summed; observations are averaged."""
+    local = Independent(Normal(torch.tensor([[0.0, 1.0], [2.0, 2.0]]), torch.ones(2, 2)), 1)
+    head = Independent(Normal(torch.tensor([[0.5, 1.0], [2.0, 2.0]]), 2 * torch.ones(2, 2)), 1)
+
+    def kl(mu: float, nu: float) -> float:
+        return math.log(2) + (1 + (mu - nu) ** 2) / 8 - 0.5
+
+    by_hand = (kl(0, 0.5) + kl(1, 1) + 2 * kl(2, 2)) / 2
+    assert mean_divergence(local, head) == pytest.approx(by_hand, rel=1e-6)
+
+
+def test_the_direction_is_from_the_workers_policy_to_the_heads() -> None:
+    p, q = (
+        Categorical(probs=torch.tensor([[0.9, 0.1]])),
+        Categorical(probs=torch.tensor([[0.5, 0.5]])),
+    )
+    assert mean_divergence(p, q) == pytest.approx(
+        0.9 * math.log(1.8) + 0.1 * math.log(0.2), rel=1e-5
+    )
+    assert mean_divergence(p, q) != pytest.approx(mean_divergence(q, p), rel=1e-3)
+
+
+def test_multi_discrete_is_summed_over_its_parts() -> None:
+    torch.manual_seed(0)
+    a, b = nn.Linear(3, 5), nn.Linear(3, 5)
+    obs, context = torch.randn(7, 3), Context(torch.arange(7))
+    with torch.no_grad():
+        found = mean_divergence(
+            CategoricalPolicy(a, nvec=[2, 3]).distribution(obs, context),
+            CategoricalPolicy(b, nvec=[2, 3]).distribution(obs, context),
+        )
+        parts = [
+            mean_divergence(Categorical(logits=a(obs)[:, s]), Categorical(logits=b(obs)[:, s]))
+            for s in (slice(0, 2), slice(2, 5))
+        ]
+    assert found == pytest.approx(sum(parts), rel=1e-5)
+
+
+def test_actions_that_both_forbid_do_not_count() -> None:
+    mask = torch.tensor([[0.0, 0.0, -math.inf]])
+    other = torch.tensor([[1.0, 0.0, -math.inf]])
+    found = mean_divergence(Categorical(logits=mask), Categorical(logits=other))
+    two = mean_divergence(Categorical(logits=mask[:, :2]), Categorical(logits=other[:, :2]))
+    assert found == pytest.approx(two)
+
+
+@pytest.mark.parametrize("kind", ["categorical", "gaussian"])
+def test_the_publisher_compares_versions_in_use_on_its_probe(kind: str) -> None:
+    torch.manual_seed(1)
+    space = gym.spaces.Box(-1, 1, (4,), np.float32)
+    policy = (
+        cartpole_policy()
+        if kind == "categorical"
+        else Gaussian(nn.Linear(4, 2), gym.spaces.Box(-1, 1, (2,), np.float32))
+    )
+    publisher = Publisher(policy, Divergence(0.1), Layout(space), shards=3)
+    obs = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
+    publisher.probe.add([obs], np.arange(40), take=40)
+    kept, *_ = publisher.probe.observations()
+    context = Context(torch.arange(len(kept[0])))
+    before = policy.distribution(torch.from_numpy(kept[0]), context)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+        after = policy.distribution(torch.from_numpy(kept[0]), context)
+        by_hand = mean_divergence(before, after)
+    announcement = publisher.publish(policy, {"epsilon": 0.5})
+    assert announcement.version == 1
+    assert announcement.scalars == {"epsilon": 0.5}
+    assert announcement.divergences == {0: pytest.approx(by_hand, rel=1e-4)}
+    publisher.in_use = [0, 1, 1]
+    assert publisher.publish(policy, {}).divergences == {
+        0: pytest.approx(by_hand, rel=1e-4),
+        1: 0.0,
+    }
+    publisher.in_use = [2, 2, 2]
+    assert set(publisher.publish(policy, {}).divergences) == {2}
+
+
+def test_nothing_is_evaluated_for_rules_that_do_not_ask() -> None:
+    policy = cartpole_policy()
+    publisher = Publisher(policy, Never(), Layout(gym.spaces.Box(-1, 1, (4,))), shards=1)
+    publisher.probe.add([np.zeros((4, 4), np.float32)], np.arange(4))
+    assert publisher.publish(policy, {}).divergences == {}
+    assert publisher.evaluation_seconds == 0
+
+
+def test_the_probe_keeps_the_newest() -> None:
+    probe = Probe(size=8)
+    for value in range(10):
+        probe.add([np.full((5, 1), value, np.float32)], np.full(5, value), take=2)
+    columns, envs, _ = probe.observations()
+    assert len(probe) == 8
+    assert sorted(set(envs.tolist())) == [6, 7, 8, 9]
+    assert (columns[0][:, 0] == envs).all()

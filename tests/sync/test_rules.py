@@ -1,0 +1,87 @@
+"""Who pulls when: pure functions."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from clusterenv.errors import ConfigError
+from clusterenv.stream import Announcement, PolicyClient
+from clusterenv.sync import Divergence, Every, EveryVersion, Never
+
+
+def test_every_version() -> None:
+    assert EveryVersion().should_pull(1, 0.0)
+
+
+def test_every_n_versions() -> None:
+    assert [Every(3).should_pull(lag, 9.0) for lag in (1, 2, 3, 4)] == [False, False, True, True]
+
+
+def test_divergence_above_the_threshold() -> None:
+    rule = Divergence(0.05)
+    assert not rule.should_pull(1000, 0.05)
+    assert rule.should_pull(1, 0.0501)
+    assert rule.should_pull(1, math.inf)
+    assert rule.should_pull(1, None)  # not known: better pull
+
+
+def test_threshold_zero_pulls_whatever_changed() -> None:
+    assert not Divergence(0).should_pull(1, 0.0)
+    assert Divergence(0).should_pull(1, 1e-12)
+
+
+def test_max_lag_pulls_whatever_the_divergence() -> None:
+    rule = Divergence(0.5, max_lag=4)
+    assert not rule.should_pull(4, 0.0)
+    assert rule.should_pull(5, 0.0)
+
+
+def test_never() -> None:
+    assert not Never().should_pull(10**6, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Divergence(-0.1), r"threshold must not be below 0, got -0.1: Divergence\(0.05\)"),
+        (lambda: Divergence(math.nan), "threshold must not be below 0, got nan"),
+        (lambda: Divergence(0.1, max_lag=0), "max_lag must be at least 1, got 0"),
+        (lambda: Every(0), r"n of at least 1, got 0: Every\(4\)"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(make: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()  # type: ignore[operator]
+
+
+def test_a_worker_judges_each_announcement_once() -> None:
+    client = PolicyClient(Divergence(0.1), version=0)
+    assert not client.decide()
+    client.newest = Announcement(1, {0: 0.05}, {})
+    assert not client.decide()
+    assert not client.decide()
+    assert client.checks == 1
+    client.newest = Announcement(2, {0: 0.2}, {})
+    assert client.decide()
+    assert client.checks == 2
+
+
+def test_a_burst_of_versions_is_one_pull_and_missed_ones_do_no_harm() -> None:
+    client = PolicyClient(Divergence(0.1), version=0)
+    client.newest = Announcement(1, {0: 0.2}, {})
+    assert client.decide()
+    for version in range(2, 50):  # announced before anyone could answer the pull
+        client.newest = Announcement(version, {0: 0.3}, {})
+        assert not client.decide()
+    client.pulled(49)
+    assert (client.version, client.pulls, client.divergence) == (49, 1, 0.0)
+    client.newest = Announcement(60, {49: 0.3}, {})
+    assert client.decide()
+
+
+def test_a_late_joiner_whose_version_nobody_knows_pulls() -> None:
+    client = PolicyClient(Divergence(0.1), version=0)
+    client.newest = Announcement(7, {5: 0.0}, {})
+    assert client.decide()

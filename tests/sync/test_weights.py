@@ -1,0 +1,66 @@
+"""Weights as one buffer: nothing lost on the way, nothing unpickled."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from clusterenv.errors import ConfigError
+from clusterenv.sync.weights import Weights, load, manifest_of, pack
+
+
+def module(width: int = 3) -> nn.Module:
+    net = nn.Sequential(nn.Linear(2, width), nn.BatchNorm1d(width), nn.Linear(width, 1).double())
+    net.register_buffer("flags", torch.tensor([True, False]))
+    net.register_buffer("empty", torch.zeros(0, 4))
+    return net
+
+
+def test_all_tensors_come_back_buffers_and_dtypes_included() -> None:
+    ours, theirs = module(), module()
+    manifest = manifest_of(ours)
+    weights = pack(ours, manifest, 5)
+    load(theirs, manifest, weights)
+    for name, tensor in ours.state_dict().items():
+        assert torch.equal(tensor, theirs.state_dict()[name]), name
+    assert weights.version == 5
+    assert weights.buffer.nbytes == manifest.nbytes
+
+
+def test_equal_weights_have_equal_digests() -> None:
+    net = module()
+    manifest = manifest_of(net)
+    first = pack(net, manifest, 1)
+    assert pack(net, manifest, 2).digest == first.digest
+    with torch.no_grad():
+        net[0].weight[0, 0] += 1e-6  # type: ignore[index,operator]
+    assert pack(net, manifest, 3).digest != first.digest
+
+
+def test_a_module_that_does_not_match_is_named_by_its_first_difference() -> None:
+    manifest = manifest_of(module())
+    with pytest.raises(ConfigError, match=r"'0.weight' is float32\[4, 2\]; .* float32\[3, 2\]"):
+        pack(module(4), manifest, 1)
+    with pytest.raises(ConfigError, match=r"'flags' is missing"):
+        pack(nn.Sequential(*module()), manifest, 1)  # type: ignore[misc]
+
+
+def test_damaged_weights_are_refused() -> None:
+    net = module()
+    manifest = manifest_of(net)
+    weights = pack(net, manifest, 1)
+    damaged = weights.buffer.copy()
+    damaged[0] ^= 1
+    with pytest.raises(ConfigError, match="version 1 arrived damaged"):
+        load(net, manifest, Weights(1, damaged, weights.digest))
+
+
+def test_a_policy_without_weights_has_an_empty_buffer() -> None:
+    net = nn.Identity()
+    manifest = manifest_of(net)
+    weights = pack(net, manifest, 1)
+    assert weights.buffer.shape == (0,)
+    load(net, manifest, weights)
+    assert weights.buffer.dtype == np.uint8

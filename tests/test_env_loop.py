@@ -1,0 +1,243 @@
+"""Fragments without any cluster: every real step once, and the true next observations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from agents import Bad, Counter, Cycle
+from compare import assert_same
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from worlds import World
+
+from clusterenv.env_loop import EnvLoop, Interrupted, PolicyFault
+from clusterenv.envs import Recipe, build
+from clusterenv.errors import ConfigError
+from clusterenv.policies import Categorical, Random
+from clusterenv.policies.base import Policy
+
+N, HORIZON = 5, 16
+
+
+def loop_of(
+    policy: Policy, env: Any = World, *, engine: str = "gymnasium", **kwargs: Any
+) -> EnvLoop:
+    mode = AutoresetMode.SAME_STEP if engine == "gymnasium" else AutoresetMode.NEXT_STEP
+    source = gym.spec(env) if isinstance(env, str) and engine != "envpool" else env
+    recipe = Recipe(source, kwargs, engine=engine, autoreset_mode=mode)
+    return EnvLoop(build(recipe, 10, N), policy, 10, HORIZON, seed=3)
+
+
+@pytest.mark.parametrize("obs", ["box", "image", "dict", "nested"])
+def test_rows_are_what_sync_vector_env_gives(obs: str) -> None:
+    """Same seeds and actions: observations, rewards, flags and final observations."""
+    loop = loop_of(Cycle(5, start=2), obs=obs)
+    fragments = [loop.fragment({}, 0) for _ in range(3)]
+    reference = SyncVectorEnv([lambda: World(obs=obs)] * N, autoreset_mode=AutoresetMode.SAME_STEP)
+    now, _ = reference.reset(seed=13)  # environment 10 of the whole gets seed 3 + 10
+    names = [name for name in fragments[0].columns if name.startswith("obs")]
+    tails = 0
+    for step in range(3 * HORIZON):
+        fragment, t = fragments[step // HORIZON], step % HORIZON
+        actions = 2 + (np.arange(10, 10 + N) + step) % 5
+        at = slice(t * N, (t + 1) * N)
+        for name in names:
+            assert_same(fragment.columns[name][at], leaf(now, name))
+        after, reward, terminated, truncated, info = reference.step(actions)
+        assert_same(fragment.columns["action"][at], actions)
+        assert_same(fragment.columns["reward"][at], reward.astype(np.float32))
+        assert_same(fragment.columns["terminated"][at], terminated)
+        assert_same(fragment.columns["truncated"][at], truncated)
+        assert_same(fragment.columns["twice"][at], 2 * actions.astype(np.float32))
+        for e in range(N):
+            ended = terminated[e] or truncated[e]
+            found = np.flatnonzero(fragment.tail_rows == t * N + e)
+            assert len(found) == (ended or t == HORIZON - 1)
+            if len(found):
+                tails += 1
+                for name in names:
+                    true = leaf(info["final_obs"][e], name) if ended else leaf(after, name)[e]
+                    column = fragment.tail[name]
+                    assert_same(column[found[0] : found[0] + 1], np.asarray([true], column.dtype))
+        now = after
+    assert tails > 3 * N + 5
+
+
+def leaf(tree: Any, name: str) -> Any:
+    for key in name.split(".")[1:]:
+        tree = tree[int(key) if key.isdigit() else key]
+    return tree
+
+
+@pytest.mark.parametrize("engine", ["gymnasium", "native", "envpool"])
+def test_episodes_are_contiguous_and_no_dead_row_is_left(engine: str) -> None:
+    """CartPole pays 1 for every real step and 0 for a step that only resets."""
+    if engine == "envpool":
+        pytest.importorskip("envpool")
+    loop = loop_of(Random(gym.spaces.Discrete(2), seed=1), "CartPole-v1", engine=engine)
+    fragments = [loop.fragment({}, version) for version in range(12)]
+    seen: dict[int, list[Any]] = {10 + e: [] for e in range(N)}
+    for fragment in fragments:
+        columns = fragment.columns
+        assert (columns["reward"] == 1).all()
+        over = columns["terminated"] | columns["truncated"]
+        env = columns["env"].reshape(HORIZON, N)
+        assert (env == env[0]).all()  # a column is a track of one environment
+        tracks = sorted(
+            range(N), key=lambda e: (env[0, e], columns["episode"][e], columns["step"][e])
+        )
+        for e in tracks:
+            for row in range(e, HORIZON * N, N):
+                seen[int(columns["env"][row])].append(
+                    (
+                        int(columns["episode"][row]),
+                        int(columns["step"][row]),
+                        bool(over[row]),
+                        int(columns["version"][row]),
+                    )
+                )
+        # Final observations are those that ended the episode: the pole fell.
+        for row, obs in zip(fragment.tail_rows, fragment.tail["obs"], strict=True):
+            if columns["terminated"][row]:
+                assert abs(obs[0]) > 2.4 or abs(obs[2]) > 0.209
+            else:
+                assert abs(obs[0]) <= 2.41
+                assert abs(obs[2]) <= 0.2096
+    assert sum(map(len, seen.values())) == 12 * HORIZON * N
+    for history in seen.values():
+        episode, step = 0, 0
+        for at_episode, at_step, ended, _ in history:
+            assert (at_episode, at_step) == (episode, step)
+            episode, step = (episode + 1, 0) if ended else (episode, step + 1)
+        versions = [version for *_, version in history]
+        assert versions == sorted(versions)
+    returns = [value for fragment in fragments for value in fragment.returns]
+    assert all(
+        value == length
+        for value, length in zip(returns, [x for f in fragments for x in f.lengths], strict=True)
+    )
+
+
+@pytest.mark.parametrize("engine", ["gymnasium", "native", "envpool"])
+def test_the_next_observation_is_the_row_below_except_at_the_tail(engine: str) -> None:
+    if engine == "envpool":
+        pytest.importorskip("envpool")
+    loop = loop_of(Random(gym.spaces.Discrete(2), seed=2), "CartPole-v1", engine=engine)
+    for _ in range(4):
+        fragment = loop.fragment({}, 0)
+        obs = fragment.columns["obs"].reshape(HORIZON, N, 4)
+        following = np.concatenate([obs[1:], np.full((1, N, 4), np.nan, np.float32)]).reshape(-1, 4)
+        following[fragment.tail_rows] = fragment.tail["obs"]
+        assert np.isfinite(following).all()
+        # CartPole's positions move by tau times the velocity: Euler, tau = 0.02.
+        flat = fragment.columns["obs"]
+        assert np.allclose(following[:, 0], flat[:, 0] + 0.02 * flat[:, 1], atol=1e-5)
+
+
+@pytest.mark.parametrize("engine", ["native", "envpool"])
+def test_a_fresh_fragment_is_of_one_version_and_counts_what_it_leaves(engine: str) -> None:
+    if engine == "envpool":
+        pytest.importorskip("envpool")
+    loop = loop_of(Random(gym.spaces.Discrete(2), seed=2), "CartPole-v1", engine=engine)
+    rows = 0
+    for version in range(6):
+        fragment = loop.fragment({}, version, fresh=True)
+        assert (fragment.columns["version"] == version).all()
+        assert sorted(set(fragment.columns["env"].tolist())) == list(range(10, 10 + N))
+        rows += HORIZON * N + fragment.dropped
+    assert rows > 6 * HORIZON * N
+    assert loop.fragment({}, 9).dropped == 0
+
+
+def test_recurrent_state_starts_anew_with_each_episode_and_travels_with_the_fragment() -> None:
+    for engine in ("gymnasium", "native"):
+        loop = loop_of(Counter(), "CartPole-v1", engine=engine)
+        for _ in range(6):
+            fragment = loop.fragment({}, 0)
+            assert_same(fragment.columns["value"].astype(np.int32), fragment.columns["step"])
+            assert_same(fragment.state["count"][:, 0], fragment.columns["value"][:N])
+
+
+class Masked(gym.Env[Any, Any]):
+    """Only one action is allowed, another one each step; said in the way of choice."""
+
+    def __init__(self, way: str) -> None:
+        self.way = way
+        self.action_space = gym.spaces.Discrete(4)
+        box = gym.spaces.Box(0, 100, (1,), np.float32)
+        mask = gym.spaces.MultiBinary(4)
+        self.observation_space = box if way == "info" else gym.spaces.Dict(x=box, action_mask=mask)
+
+    def _now(self) -> tuple[Any, dict[str, Any]]:
+        mask = np.zeros(4, np.int8)
+        mask[self.t % 4] = 1
+        x = np.full(1, self.t, np.float32)
+        return (
+            (x, {"action_mask": mask})
+            if self.way == "info"
+            else ({"x": x, "action_mask": mask}, {})
+        )
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.t = seed or 0
+        return self._now()
+
+    def step(self, action: Any) -> Any:
+        assert action == self.t % 4, "a forbidden action"
+        self.t += 1
+        obs, info = self._now()
+        return obs, 1.0, False, self.t % 7 == 0, info
+
+
+@pytest.mark.parametrize("way", ["info", "dict"])
+def test_masks_are_never_violated(way: str) -> None:
+    class Net(torch.nn.Module):
+        def forward(self, obs: Any) -> torch.Tensor:
+            return torch.zeros(len(obs["x"] if isinstance(obs, dict) else obs), 4)
+
+    for policy in (Categorical(Net()), Random(gym.spaces.Discrete(4))):
+        loop = loop_of(policy, Masked, way=way)
+        fragment = loop.fragment({}, 0)
+        name = "action_mask" if way == "info" else "obs.action_mask"
+        mask = fragment.columns[name]
+        assert mask[np.arange(len(mask)), fragment.columns["action"]].all()
+    with pytest.raises(
+        PolicyFault, match=r"action 0 for environment \d+ at step .* its mask forbids"
+    ):
+        loop_of(Bad("none"), Masked, way=way).fragment({}, 0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("shape", r"shape \(1,\), expected \(5,\)"),
+        ("dtype", r"dtype float32, but Discrete\(2\) needs integers"),
+        ("range", r"chose 7 for environment 14 at step \d+ of its episode, outside Discrete\(2\)"),
+        ("nan", r"log_prob is nan for environment 14 at step \d+ of its episode"),
+        ("raise", "raised ValueError on environments 10–14.*matrix is singular"),
+        ("column", r"'value' has shape \(6,\)"),
+        ("list", "must return a tensor of actions, got list"),
+    ],
+)
+def test_a_policy_that_returns_nonsense_is_named_with_env_and_step(
+    fault: str, message: str
+) -> None:
+    with pytest.raises(PolicyFault, match=message):
+        loop_of(Bad(fault), "CartPole-v1").fragment({}, 0)
+
+
+def test_spaces_without_a_tensor_form_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"obs.mission has no tensor form"):
+        loop_of(Cycle(), obs="text")
+    with pytest.raises(ConfigError, match="a policy acts in one array"):
+        loop_of(Cycle(), act="dict")
+
+
+def test_a_stop_gives_up_the_fragment_in_hand() -> None:
+    loop = loop_of(Cycle(), "CartPole-v1")
+    loop.stop = True
+    with pytest.raises(Interrupted):
+        loop.fragment({}, 0)
