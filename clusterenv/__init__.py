@@ -7,6 +7,7 @@ from clusterenv import errors, policies
 from clusterenv.batch import Batch
 from clusterenv.cluster import connect
 from clusterenv.collector import Collector, Stats
+from clusterenv.store import RolloutStore
 from clusterenv.sync import Divergence, Every, EveryVersion, Never
 from clusterenv.vector import ClusterEnv, make_vec
 
@@ -18,6 +19,7 @@ __all__ = [
     "Every",
     "EveryVersion",
     "Never",
+    "RolloutStore",
     "Stats",
     "__version__",
     "connect",

@@ -115,17 +115,14 @@ def connect(cluster: ClusterLike = None, *, set_as_default: bool = True, **optio
         return client
     if isinstance(cluster, Client):
         return _direct(cluster, options, set_as_default)
-    options["set_as_default"] = set_as_default
-    if isinstance(cluster, Cluster):
-        return _client(cluster, **options)
-    if isinstance(cluster, str) and "://" in cluster:
-        return _client(cluster, **options)
+    if isinstance(cluster, Cluster) or (isinstance(cluster, str) and "://" in cluster):
+        return _client(cluster, set_as_default=set_as_default, **options)
     if isinstance(cluster, str) and cluster.lower() in JOBQUEUES:
         return _start(_jobqueue_class(cluster.lower()), options, set_as_default)
     if isinstance(cluster, (str, os.PathLike)):
         path = Path(cluster)
         if path.is_file():
-            return _client(scheduler_file=str(path), **options)
+            return _client(scheduler_file=str(path), set_as_default=set_as_default, **options)
         raise ConfigError(_unknown(str(cluster)))
     raise ConfigError(
         f"cluster={cluster!r} is a {type(cluster).__name__}; pass 'local', an address such as "

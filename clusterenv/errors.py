@@ -14,12 +14,14 @@ __all__ = [
     "ClosedError",
     "ClusterEnvError",
     "ConfigError",
+    "EmptyStore",
     "EnvError",
     "NoWorkers",
     "NothingSent",
     "PolicyError",
     "ResetNeeded",
     "ResultsPending",
+    "StaleBatch",
     "UnknownEnv",
     "WorkerLost",
 ]
@@ -58,6 +60,14 @@ class PolicyError(ClusterEnvError, RuntimeError):
 
 class ActionError(ClusterEnvError, ValueError):
     """Actions of the wrong number, shape or dtype."""
+
+
+class StaleBatch(ClusterEnvError, ValueError):
+    """A batch was acted by a policy version older than the store accepts."""
+
+
+class EmptyStore(ClusterEnvError, LookupError):
+    """Rows were asked of a store that holds none."""
 
 
 class ResetNeeded(ClusterEnvError, gym_error.ResetNeeded):

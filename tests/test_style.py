@@ -29,6 +29,10 @@ FORBIDDEN = {
     "clusterenv/envs": {"dask", "distributed", "torch", "clusterenv.cluster", "clusterenv.fleet"},
     "clusterenv/schema.py": {"dask", "distributed", "clusterenv.policy"},
     "clusterenv/infos.py": {"dask", "distributed"},
+    "clusterenv/env_loop.py": {"dask", "distributed", "clusterenv.channel", "clusterenv.fleet"},
+    "clusterenv/policies": {"dask", "distributed", "clusterenv.store", "clusterenv.envs"},
+    "clusterenv/sync": {"dask", "distributed", "clusterenv.store", "clusterenv.envs"},
+    "clusterenv/store": {"dask", "distributed", "clusterenv.fleet"},
     "clusterenv/cluster.py": {"clusterenv.envs", "clusterenv.vector", "gymnasium"},
 }
 

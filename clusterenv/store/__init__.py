@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from clusterenv.store.rollout import EmptyStore, Rollout, RolloutStats, RolloutStore, StaleBatch
+from clusterenv.store.rollout import Rollout, RolloutStats, RolloutStore
 
-__all__ = ["EmptyStore", "Rollout", "RolloutStats", "RolloutStore", "StaleBatch"]
+__all__ = ["Rollout", "RolloutStats", "RolloutStore"]

@@ -4,28 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from clusterenv.errors import ClusterEnvError, ConfigError
+from clusterenv.batch import Batch
+from clusterenv.errors import ConfigError, EmptyStore, StaleBatch
 
-if TYPE_CHECKING:
-    from clusterenv.batch import Batch
-
-__all__ = ["EmptyStore", "Rollout", "RolloutStats", "RolloutStore", "StaleBatch"]
+__all__ = ["Rollout", "RolloutStats", "RolloutStore"]
 
 Array = npt.NDArray[Any]
-
-
-class StaleBatch(ClusterEnvError, ValueError):
-    """A batch was acted by a policy version older than the store accepts."""
-
-
-class EmptyStore(ClusterEnvError, LookupError):
-    """Rows were asked of a store that holds none."""
 
 
 @dataclass(frozen=True)

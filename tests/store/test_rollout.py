@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from clusterenv import Batch
-from clusterenv.errors import ConfigError
-from clusterenv.store import EmptyStore, RolloutStore, StaleBatch
+from clusterenv.errors import ConfigError, EmptyStore, StaleBatch
+from clusterenv.store import RolloutStore
 
 
 def fragment(
