@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +20,9 @@ _SHAPE = b"shape"
 class Batch:
     """One fragment of one shard.
 
-    ``batch["obs"]`` and the other columns are NumPy views shaped ``[horizon, envs, …]`` of the
-    record batch's own memory; ``terminated`` and ``truncated`` are bits in Arrow and unpacked.
+    ``batch["obs"]`` and the other columns are NumPy arrays shaped ``[horizon, envs, …]`` that
+    share the record batch's memory, except booleans, which Arrow keeps as bits: do not write
+    into them.
 
     Attributes
     ----------
@@ -52,6 +52,7 @@ class Batch:
         incarnation: int,
         policy_version: int,
     ) -> None:
+        self._columns = dict(columns)
         self.num_rows = len(columns["reward"])
         self.num_envs = num_envs
         self.horizon = self.num_rows // num_envs
@@ -69,13 +70,13 @@ class Batch:
     @property
     def names(self) -> list[str]:
         """The columns' names."""
-        return list(self.record_batch.schema.names)
+        return list(self._columns)
 
     def __getitem__(self, name: str) -> Column:
-        if name not in self.record_batch.schema.names:
-            raise KeyError(f"no column {name!r}; there are {', '.join(self.names)}")
-        index = self.record_batch.schema.get_field_index(name)
-        flat = _from_arrow(self.record_batch.schema.field(index), self.record_batch.column(index))
+        try:
+            flat = self._columns[name]
+        except KeyError:
+            raise KeyError(f"no column {name!r}; there are {', '.join(self.names)}") from None
         return flat.reshape(self.horizon, self.num_envs, *flat.shape[1:])
 
     def torch(self) -> dict[str, torch.Tensor]:
@@ -103,15 +104,3 @@ def _to_arrow(name: str, column: Column) -> tuple[pa.Field, pa.Array]:
         return pa.field(name, kind), values
     array = pa.FixedSizeListArray.from_arrays(values, width)
     return pa.field(name, array.type, metadata={_SHAPE: json.dumps(shape)}), array
-
-
-def _from_arrow(field: pa.Field, array: pa.Array) -> Column:
-    if pa.types.is_boolean(field.type):
-        bits = np.frombuffer(array.buffers()[1], np.uint8)
-        unpacked = np.unpackbits(bits, count=array.offset + len(array), bitorder="little")
-        return unpacked[array.offset :].view(np.bool_)
-    if not pa.types.is_fixed_size_list(field.type):
-        return array.to_numpy(zero_copy_only=True)  # type: ignore[no-any-return]
-    shape: Sequence[int] = json.loads(field.metadata[_SHAPE])
-    flat: Any = array.flatten().to_numpy(zero_copy_only=True)
-    return flat.reshape(len(array), *shape)  # type: ignore[no-any-return]

@@ -106,16 +106,15 @@ class Fleet:
         stream: bytes | None = None,
     ) -> None:
         self._client = client
-        self._stream = stream
         self.links: list[Link] = []
         try:
-            self._place(recipe, shares)
-            self.description = self._open()
+            self._place(shares)
+            self.description = self._open(recipe, stream)
         except BaseException:
             self.close(config.seconds("timeout.close"))
             raise
 
-    def _place(self, recipe: bytes, shares: Sequence[Share]) -> None:
+    def _place(self, shares: Sequence[Share]) -> None:
         workers = wait_for_workers(self._client, len(shares), config.seconds("timeout.workers"))
         held = self._client.has_what()
         load = {
@@ -129,8 +128,6 @@ class Fleet:
                 index=index,
                 first=share.first,
                 count=share.count,
-                recipe=recipe,
-                stream=self._stream,
                 ports=tuple(ports) if ports else None,
                 accept_timeout=config.seconds("timeout.connect"),
             )
@@ -145,7 +142,7 @@ class Fleet:
             )
             self.links.append(Link(spec, worker, future))
 
-    def _open(self) -> EnvDescription:
+    def _open(self, recipe: bytes, stream: bytes | None) -> EnvDescription:
         timeout = config.seconds("timeout.workers")
         for link in self.links:
             try:
@@ -160,7 +157,7 @@ class Fleet:
             if link.future.status != "finished":
                 link.future.result()  # raises what went wrong
         # Environments of all shards are made at the same time.
-        opening = [(link, link.actor.open()) for link in self.links]
+        opening = [(link, link.actor.open(recipe, stream)) for link in self.links]
         descriptions = []
         for link, future in opening:
             try:

@@ -38,10 +38,6 @@ class ShardSpec:
     index: int
     first: int
     count: int
-    recipe: bytes
-    """A pickled :class:`~clusterenv.envs.Recipe`, unpickled in the shard's thread."""
-    stream: bytes | None
-    """A pickled :class:`~clusterenv.stream.StreamSpec`, if the shard is to collect by itself."""
     ports: tuple[int, int] | None
     accept_timeout: float
 
@@ -102,8 +98,18 @@ class Shard:
             target=self._run, name=f"clusterenv-shard-{spec.index}", daemon=True
         )
 
-    async def open(self) -> Opened | Failure:
-        """Make the environments and begin to listen."""
+    async def open(self, recipe: bytes, stream: bytes | None) -> Opened | Failure:
+        """Make the environments and begin to listen.
+
+        Parameters
+        ----------
+        recipe
+            A pickled :class:`~clusterenv.envs.Recipe`, unpickled in the shard's thread.
+        stream
+            A pickled :class:`~clusterenv.stream.StreamSpec`, if the shard is to collect by
+            itself. It may be large, so it comes here and not through the scheduler.
+        """
+        self._recipe, self._stream = recipe, stream
         self._thread.start()
         return await asyncio.wrap_future(self._opened)
 
@@ -125,11 +131,10 @@ class Shard:
         engine: Engine | None = None
         try:
             try:
-                recipe = loads(self._spec.recipe)
-                engine = build(recipe, self._spec.first, self._spec.count)
+                engine = build(loads(self._recipe), self._spec.first, self._spec.count)
                 stream = None
-                if self._spec.stream is not None:
-                    stream = Stream(engine, loads(self._spec.stream), self._spec.first)
+                if self._stream is not None:
+                    stream = Stream(engine, loads(self._stream), self._spec.first)
                 self._listener = Listener(self._host, self._tls, self._spec.ports)
             except BaseException as error:
                 self._opened.set_result(failure_of(error, self._spec.first, "make"))

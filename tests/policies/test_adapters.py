@@ -1,0 +1,180 @@
+"""Adapters: what people have becomes a policy, and its distribution is the one that acts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import Categorical as CategoricalDistribution
+from torch.distributions import Normal
+
+from clusterenv.errors import ConfigError
+from clusterenv.policies import (
+    Categorical,
+    CleanRL,
+    Context,
+    EpsilonGreedy,
+    Gaussian,
+    PaperAgent,
+    Random,
+)
+
+N = 2000
+CONTEXT = Context(torch.arange(N))
+OBS = torch.randn(1, 3).expand(N, 3)
+
+
+def frequencies(action: Tensor, n: int) -> Tensor:
+    return torch.bincount(action, minlength=n) / len(action)
+
+
+class Agent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.actor = nn.Linear(3, 4)
+        self.critic = nn.Linear(3, 1)
+
+    def get_action_and_value(self, x: Tensor, action: Tensor | None = None) -> Any:
+        policy = CategoricalDistribution(logits=self.actor(x))
+        action = policy.sample() if action is None else action
+        return action, policy.log_prob(action), policy.entropy(), self.critic(x)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.get_action_and_value(x)
+
+
+class Continuous(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.actor_mean = nn.Linear(3, 2)
+        self.actor_logstd = nn.Parameter(torch.zeros(1, 2))
+
+    def get_action_and_value(self, x: Tensor) -> Any:
+        mean = self.actor_mean(x)
+        policy = Normal(mean, self.actor_logstd.expand_as(mean).exp())
+        action = policy.sample()
+        return action, policy.log_prob(action).sum(1), policy.entropy().sum(1), mean[:, :1]
+
+
+@pytest.mark.parametrize("make", [CleanRL, PaperAgent, lambda agent: Categorical(agent.actor)])
+def test_discrete_agents_act_by_their_distribution(make: Any) -> None:
+    torch.manual_seed(0)
+    policy = make(Agent())
+    with torch.no_grad():
+        decision = policy.act(OBS, CONTEXT)
+        expected = policy.distribution(OBS, CONTEXT)
+    assert torch.allclose(decision.extras["log_prob"], expected.log_prob(decision.action))
+    assert torch.allclose(frequencies(decision.action, 4), expected.probs[0], atol=0.05)
+    for extra in decision.extras.values():
+        assert extra.shape == (N,)
+
+
+def test_a_continuous_cleanrl_agent_has_a_gaussian_distribution() -> None:
+    torch.manual_seed(0)
+    policy = CleanRL(Continuous())
+    with torch.no_grad():
+        decision = policy.act(OBS, CONTEXT)
+        expected = policy.distribution(OBS, CONTEXT)
+    assert torch.allclose(decision.extras["log_prob"], expected.log_prob(decision.action))
+
+
+def test_gaussian_clips_to_the_box_and_keeps_what_was_sampled() -> None:
+    torch.manual_seed(0)
+    space = gym.spaces.Box(np.float32([-0.1, -1]), np.float32([0.1, 1]))
+    policy = Gaussian(nn.Linear(3, 2), space, log_std=0.5)
+    with torch.no_grad():
+        decision = policy.act(OBS, CONTEXT)
+        expected = policy.distribution(OBS, CONTEXT)
+    raw = decision.extras["raw_action"]
+    assert decision.action[:, 0].abs().max() <= 0.1
+    assert raw[:, 0].abs().max() > 1
+    assert torch.allclose(decision.extras["log_prob"], expected.log_prob(raw))
+
+
+def test_multi_discrete_actions_are_independent_parts() -> None:
+    torch.manual_seed(0)
+    policy = Categorical(nn.Linear(3, 5), nvec=[2, 3])
+    with torch.no_grad():
+        decision = policy.act(OBS, CONTEXT)
+    assert decision.action.shape == (N, 2)
+    assert decision.action.max(0).values.tolist() == [1, 2]
+
+
+def test_a_module_that_also_judges_gives_a_value_column() -> None:
+    class Both(nn.Module):
+        def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+            return obs, obs.sum(1, keepdim=True)
+
+    decision = Categorical(Both()).act(OBS, CONTEXT)
+    assert torch.allclose(decision.extras["value"], OBS.sum(1))
+
+
+def test_epsilon_greedy_explores_as_often_as_it_says() -> None:
+    torch.manual_seed(0)
+    policy = EpsilonGreedy(nn.Linear(3, 4), epsilon=0.4)
+    with torch.no_grad():
+        best = int(policy.module(OBS)[0].argmax())
+        often = frequencies(policy.act(OBS, CONTEXT).action, 4)
+        none = policy.act(OBS, Context(torch.arange(N), {"epsilon": 0.0})).action
+    assert abs(often[best] - (0.6 + 0.1)) < 0.05
+    assert (none == best).all()
+
+
+def test_a_ladder_gives_each_environment_its_own_epsilon() -> None:
+    torch.manual_seed(0)
+    policy = EpsilonGreedy(nn.Linear(3, 4), epsilon=[0.0, 1.0])
+    with torch.no_grad():
+        best = policy.module(OBS)[0].argmax()
+        action = policy.act(OBS, CONTEXT).action
+        none = policy.act(OBS, Context(torch.arange(N), {"epsilon": 0.0})).action
+    assert (action[::2] == best).all()
+    assert (action[1::2] == best).float().mean() < 0.4
+    assert (none == best).all()
+
+
+def test_the_distribution_of_epsilon_greedy_is_the_softmax_at_a_temperature() -> None:
+    policy = EpsilonGreedy(nn.Linear(3, 4), temperature=2.0)
+    with torch.no_grad():
+        expected = (policy.module(OBS) / 2).softmax(-1)
+        assert torch.allclose(policy.distribution(OBS, CONTEXT).probs, expected)
+        sharper = policy.distribution(OBS, Context(torch.arange(N), {"temperature": 0.5})).probs
+    assert sharper.max() > expected.max()
+
+
+def test_masks_are_kept_by_all() -> None:
+    mask = torch.zeros(N, 4, dtype=torch.bool)
+    mask[:, 2] = True
+    context = Context(torch.arange(N), mask=mask)
+    for policy in (
+        Categorical(nn.Linear(3, 4)),
+        EpsilonGreedy(nn.Linear(3, 4), epsilon=1.0),
+        Random(gym.spaces.Discrete(4)),
+    ):
+        with torch.no_grad():
+            assert (policy.act(OBS, context).action == 2).all()
+
+
+def test_random_has_no_weights_and_stays_in_its_space() -> None:
+    space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    policy = Random(space, seed=1)
+    action = policy.act(OBS, CONTEXT).action
+    assert all(space.contains(row) for row in action.numpy())
+    assert not list(policy.parameters())
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: CleanRL(nn.Linear(2, 2)), r"Linear has no get_action_and_value\(obs\)"),
+        (lambda: PaperAgent(nn.Linear(2, 2)), "Linear has no .actor module"),
+        (lambda: EpsilonGreedy(nn.Linear(2, 2), epsilon=1.5), "epsilon must be from 0 to 1"),
+        (lambda: EpsilonGreedy(nn.Linear(2, 2), temperature=0), "temperature must be positive"),
+    ],
+)
+def test_what_cannot_be_adapted_is_refused_with_the_right_call(make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()

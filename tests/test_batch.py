@@ -1,0 +1,92 @@
+"""``Batch``: views of Arrow memory, and files that others open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from clusterenv import Batch
+
+
+def batch_of(**columns: Any) -> Batch:
+    rows = 6
+    base = {
+        "obs": np.arange(rows * 8, dtype=np.float32).reshape(rows, 2, 4),
+        "action": np.arange(rows),
+        "reward": np.linspace(0, 1, rows, dtype=np.float32),
+        "terminated": np.array([True, False, False, True, True, False]),
+        "env": np.tile(np.arange(2, dtype=np.int32), 3),
+    }
+    return Batch(
+        {**base, **columns},
+        2,
+        tail_rows=np.array([0, 3, 4, 5]),
+        tail={"obs": np.zeros((4, 2, 4), np.float32)},
+        state={},
+        shard=1,
+        incarnation=0,
+        policy_version=7,
+    )
+
+
+def test_columns_are_views_shaped_by_time_and_env() -> None:
+    source = np.arange(48, dtype=np.float32).reshape(6, 2, 4)
+    batch = batch_of(obs=source)
+    assert batch["obs"].shape == (3, 2, 2, 4)
+    assert np.shares_memory(batch["obs"], source)
+    values = batch.record_batch.column(0).flatten()
+    assert values.buffers()[1].address == source.ctypes.data
+    assert np.shares_memory(batch.torch()["obs"].numpy(), source)
+    assert batch["reward"].shape == (3, 2)
+    assert batch["terminated"].tolist() == [[True, False], [False, True], [True, False]]
+    assert batch["terminated"].dtype == np.bool_
+    assert (batch.horizon, batch.num_envs, batch.num_rows) == (3, 2, 6)
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i1", "i4", "i8", "f4", "f8", "?"])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
+def test_every_dtype_and_shape_survives(dtype: str, shape: tuple[int, ...]) -> None:
+    values = np.random.default_rng(0).integers(0, 2, (6, *shape)).astype(dtype)
+    got = batch_of(extra=values)["extra"].reshape(6, *shape)
+    assert np.array_equal(got, values)
+
+
+def test_an_unknown_column_is_named_with_the_known_ones() -> None:
+    with pytest.raises(KeyError, match="no column 'rewards'; there are obs, action, reward"):
+        batch_of()["rewards"]
+
+
+def test_a_written_batch_opens_with_arrow_pandas_and_duckdb(tmp_path: Path) -> None:
+    batch = batch_of()
+    path = tmp_path / "rows.arrow"
+    with (
+        pa.OSFile(str(path), "wb") as file,
+        pa.ipc.new_file(file, batch.record_batch.schema) as out,
+    ):
+        out.write(batch.record_batch)
+    with pa.memory_map(str(path)) as file:
+        table = pa.ipc.open_file(file).read_all()
+    assert table.schema.metadata[b"shard"] == b"1"
+    assert table["reward"].to_pylist() == pytest.approx(np.linspace(0, 1, 6).tolist())
+    assert len(table["obs"][0].as_py()) == 8
+    pandas = pytest.importorskip("pandas")
+    frame = table.to_pandas()
+    assert isinstance(frame, pandas.DataFrame)
+    assert frame["terminated"].tolist() == [True, False, False, True, True, False]
+    duckdb = pytest.importorskip("duckdb")
+    query = (
+        "select env, sum(reward), count(*) filter (terminated) from table group by env order by env"
+    )
+    assert [row[2] for row in duckdb.sql(query.replace(" table ", " frame ")).fetchall()] == [2, 1]
+    arrow = duckdb.sql(query.replace(" table ", " rows "), connection=_register(duckdb, table))
+    assert [row[2] for row in arrow.fetchall()] == [2, 1]
+
+
+def _register(duckdb: Any, table: pa.Table) -> Any:
+    connection = duckdb.connect()
+    connection.register("rows", table)
+    return connection

@@ -1,0 +1,408 @@
+"""``Collector`` on real clusters: rows, versions, pulls, backpressure and faults."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from agents import Bad, Counter, Cycle, cartpole_policy
+from compare import assert_same
+from conftest import footprint, wait_until
+from distributed import Client
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from torch import nn
+from worlds import Faulty, World
+
+import clusterenv
+from clusterenv import Divergence, Every, EveryVersion, Never, errors
+from clusterenv.policies import Categorical, EpsilonGreedy
+
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
+
+
+def cartpole(client: Client, policy: Any = None, **kwargs: Any) -> clusterenv.Collector:
+    options: dict[str, Any] = {"num_envs": 5, "horizon": 8, "shards": 2, "seed": 3, **kwargs}
+    return clusterenv.Collector(
+        "CartPole-v1", policy or cartpole_policy(), cluster=client, **options
+    )
+
+
+def changed(policy: Any, by: float, seed: int = 0) -> Any:
+    """Return a copy of a policy with other weights."""
+    torch.manual_seed(seed)
+    other = copy.deepcopy(policy)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(by * torch.randn_like(parameter))
+    return other
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3])
+def test_rows_equal_sync_vector_env_for_any_sharding(client: Client, shards: int) -> None:
+    with clusterenv.Collector(
+        World, Cycle(5, start=2), num_envs=5, horizon=6, shards=shards, cluster=client, seed=4
+    ) as collector:
+        rollouts = [collector.rollout() for _ in range(4)]
+    reference = SyncVectorEnv([World] * 5, autoreset_mode=AutoresetMode.SAME_STEP)
+    now, _ = reference.reset(seed=4)
+    for step in range(24):
+        batches, t = rollouts[step // 6], step % 6
+
+        def row(name: str, batches: Any = batches, t: int = t) -> Any:
+            return np.concatenate([batch[name][t] for batch in batches])
+
+        actions = 2 + (np.arange(5) + step) % 5
+        assert_same(row("obs"), now)
+        assert_same(row("action"), actions)
+        assert row("env").tolist() == [0, 1, 2, 3, 4]
+        now, reward, terminated, truncated, _ = reference.step(actions)
+        assert_same(row("reward"), reward.astype(np.float32))
+        assert_same(row("terminated"), terminated)
+        assert_same(row("truncated"), truncated)
+
+
+def test_a_rollout_is_one_fragment_per_shard_of_one_version(client: Client) -> None:
+    policy = cartpole_policy()
+    with cartpole(client, policy, sync=EveryVersion()) as collector:
+        for version in range(5):
+            batches = collector.rollout()
+            assert [batch.shard for batch in batches] == [0, 1]
+            assert [batch["obs"].shape for batch in batches] == [(8, 3, 4), (8, 2, 4)]
+            for batch in batches:
+                assert batch.policy_version == version
+                assert (batch["version"] == version).all()
+            policy = changed(policy, 0.1, seed=version)
+            assert collector.publish(policy) == version + 1
+        stats = collector.stats()
+    assert stats.rows == 5 * 8 * 5
+    assert stats.pulls == 4 * 2
+    assert (stats.lag_min, stats.lag_max) == (0, 0)
+
+
+def test_the_published_weights_act(client: Client) -> None:
+    """The log-probabilities of the rows are those of the published version."""
+    policy = cartpole_policy()
+    with cartpole(client, policy) as collector:
+        collector.rollout()
+        policy = changed(policy, 0.5)
+        collector.publish(policy)
+        for batch in collector.rollout():
+            columns = batch.torch()
+            with torch.no_grad():
+                net = torch.distributions.Categorical(logits=policy.module(columns["obs"]))
+                expected = net.log_prob(columns["action"])
+            assert torch.allclose(columns["log_prob"], expected, atol=1e-5)
+
+
+def test_iteration_never_ends_and_delivers_each_row_once(client: Client) -> None:
+    seen: dict[int, list[tuple[int, int]]] = {env: [] for env in range(5)}
+    with cartpole(client) as collector:
+        for count, batch in enumerate(collector):
+            for env, episode, step in zip(
+                *(batch[name].T.reshape(-1).tolist() for name in ("env", "episode", "step")),
+                strict=True,
+            ):
+                seen[env].append((episode, step))
+            if count == 40:
+                break
+        stats = collector.stats()
+    for rows in seen.values():
+        assert len(set(rows)) == len(rows)
+        episode, step = 0, -1
+        for at_episode, at_step in rows:
+            expected = [(episode, step + 1), (episode + 1, 0)]
+            assert (at_episode, at_step) in expected
+            episode, step = at_episode, at_step
+    assert stats.episodes > 10
+    assert stats.returns == [float(length) for length in stats.lengths]
+
+
+def test_collect_gives_at_least_the_rows_asked_for(client: Client) -> None:
+    with cartpole(client) as collector:
+        batches = collector.collect(100)
+        assert 100 <= sum(batch.num_rows for batch in batches) < 100 + 24
+        with pytest.raises(errors.ConfigError, match=r"got 0: collect\(4096\)"):
+            collector.collect(0)
+        with pytest.raises(errors.ConfigError, match="Use one way per collector"):
+            collector.rollout()
+
+
+def test_a_slow_reader_slows_simulation_instead_of_filling_memory(client: Client) -> None:
+    with cartpole(client, credits=3) as collector:
+        first = next(iter(collector))
+        # Every ticket is used up, the one given back for the first batch too; then all rest.
+        rows = 3 * 8 * 5 + 8 * first.num_envs
+        assert wait_until(lambda: collector.stats().rows == rows)
+        assert not wait_until(lambda: collector.stats().rows > rows, seconds=0.5)
+        assert collector.stats().queued == 6
+
+
+# Synchronization
+
+
+def test_nobody_pulls_below_the_threshold_and_no_weights_move(client: Client) -> None:
+    policy = cartpole_policy()
+    with cartpole(client, policy, sync=Divergence(10.0)) as collector:
+        collector.rollout()
+        for seed in range(5):
+            collector.publish(changed(policy, 0.1, seed))
+            batches = collector.rollout()
+        stats = collector.stats()
+        assert {batch.policy_version for batch in batches} == {0}
+        assert (stats.pulls, stats.weight_bytes) == (0, 0)
+        assert (stats.announcements, stats.checks, stats.lag_max) == (5, 10, 5)
+        assert all(0 < value < 10 for value in stats.divergences if value is not None)
+
+
+def test_all_pull_above_the_threshold(client: Client) -> None:
+    policy = cartpole_policy()
+    with cartpole(client, policy, sync=Divergence(1e-6)) as collector:
+        collector.rollout()
+        version = collector.publish(changed(policy, 0.5))
+        assert {batch.policy_version for batch in collector.rollout()} == {version}
+        stats = collector.stats()
+        assert stats.pulls == 2
+        assert stats.weight_bytes == 2 * collector._publisher.newest.buffer.nbytes
+        # The same weights again: nothing has diverged, nobody pulls.
+        collector.publish(changed(policy, 0.5))
+        collector.rollout()
+        assert collector.stats().pulls == 2
+
+
+def test_max_lag_pulls_in_the_end(client: Client) -> None:
+    policy = cartpole_policy()
+    versions = []
+    with cartpole(client, policy, sync=Divergence(10.0, max_lag=2)) as collector:
+        for _ in range(7):
+            versions.append(collector.rollout()[0].policy_version)
+            collector.publish(policy)
+    assert versions == [0, 0, 0, 3, 3, 3, 6]
+
+
+def test_every_n_and_never(client: Client) -> None:
+    policy = cartpole_policy()
+    for rule, expected in ((Every(3), [0, 0, 0, 3, 3, 3, 6]), (Never(), [0] * 7)):
+        versions = []
+        with cartpole(client, policy, sync=rule) as collector:
+            for _ in range(7):
+                versions.append(collector.rollout()[1].policy_version)
+                collector.publish(policy)
+        assert versions == expected
+
+
+def test_scalars_travel_with_the_announcement_and_need_no_pull(client: Client) -> None:
+    class Values(nn.Module):
+        def forward(self, obs: torch.Tensor) -> torch.Tensor:
+            return torch.tensor([0.0, 1.0]).expand(len(obs), 2)
+
+    policy = EpsilonGreedy(Values(), epsilon=0.0)
+    with cartpole(client, policy, sync=Never(), horizon=40) as collector:
+        assert all((batch["action"] == 1).all() for batch in collector.rollout())
+        collector.publish(policy, epsilon=1.0)
+        mean = np.mean([batch["action"].mean() for batch in collector.rollout()])
+        assert 0.3 < mean < 0.7
+        collector.publish(policy, epsilon=0.0)
+        assert all((batch["action"] == 1).all() for batch in collector.rollout())
+        assert collector.stats().pulls == 0
+        with pytest.raises(errors.ConfigError, match=r"epsilon='high'.*scalars are numbers"):
+            collector.publish(policy, epsilon="high")  # type: ignore[arg-type]
+
+
+def test_a_burst_of_versions_faster_than_anyone_pulls_stops_nothing(client: Client) -> None:
+    policy = cartpole_policy()
+    with cartpole(client, policy, sync=EveryVersion()) as collector:
+        batches = iter(collector)
+        next(batches)
+        for seed in range(100):
+            policy = changed(policy, 0.01, seed)
+            collector.publish(policy)
+        seen = [next(batches).policy_version for _ in range(20)]
+        stats = collector.stats()
+    assert seen[-1] == 100
+    assert seen == sorted(seen) or max(seen) == 100
+    assert stats.pulls < 20  # not one for each version and shard
+
+
+def test_weights_too_large_for_one_message_arrive(client: Client) -> None:
+    """40 MB, many times what a socket takes at once."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 5_000_000 // 4), nn.Tanh(), nn.Linear(5_000_000 // 4, 2))
+    policy = Categorical(net)
+    with cartpole(client, policy, horizon=2, num_envs=2) as collector:
+        batches = iter(collector)
+        next(batches)
+        collector.publish(changed(policy, 1e-4))
+        versions = [next(batches).policy_version for _ in range(20)]
+        assert versions[-1] == 1
+        assert collector.stats().weight_bytes >= 30_000_000
+
+
+def test_recurrent_state_and_extras_reach_the_head(client: Client) -> None:
+    with cartpole(client, Counter(), horizon=16) as collector:
+        for _ in range(3):
+            for batch in collector.rollout():
+                assert (batch["value"] == batch["step"]).all()
+                assert (batch.state["count"][:, 0] == batch["value"][0]).all()
+
+
+@pytest.mark.parametrize("engine", ["native", "envpool"])
+def test_other_engines_stream_real_rows_only(client: Client, engine: str) -> None:
+    if engine == "envpool":
+        pytest.importorskip("envpool")
+    with cartpole(client, engine=engine, num_envs=8, horizon=16) as collector:
+        batches = collector.collect(1500)
+        assert all((batch["reward"] == 1).all() for batch in batches)
+    with cartpole(client, engine=engine, num_envs=8, horizon=16) as collector:
+        for version in range(3):
+            for batch in collector.rollout():
+                assert (batch["version"] == version).all()
+            collector.publish(cartpole_policy(version))
+        assert collector.stats().dropped_rows > 0
+
+
+# Bad input and bad luck
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"horizon": 0}, "horizon must be a positive integer, got 0"),
+        ({"credits": 1}, "credits must be at least 2"),
+        ({"sync": 0.05}, r"sync=0.05 is no rule: sync=clusterenv.Divergence\(0.05\)"),
+        ({"policy": nn.Linear(4, 2)}, r"policy is a Linear; wrap it: clusterenv.policies"),
+        ({"shards": 9}, "num_envs=5 is less than shards=9"),
+    ],
+)
+def test_bad_arguments(client: Client, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(errors.ConfigError, match=message):
+        cartpole(client, **arguments)
+
+
+def test_a_policy_that_cannot_be_pickled(client: Client) -> None:
+    policy = cartpole_policy()
+    policy.lock = threading.Lock()  # type: ignore[assignment]
+    before = footprint()["processes"]
+    with pytest.raises(errors.ConfigError, match="the policy cannot be sent to a worker"):
+        cartpole(client, policy)
+    assert footprint()["processes"] == before
+
+
+def test_publishing_a_module_that_does_not_match(client: Client) -> None:
+    with cartpole(client) as collector:
+        with pytest.raises(errors.ConfigError, match=r"'module.0.weight' is missing"):
+            collector.publish(Bad("none"))
+        collector.rollout()
+
+
+@pytest.mark.parametrize("how", ["rollout", "iterate"])
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("raise", r"matrix is singular \(shard \d \(environments"),
+        ("range", r"chose 7 for environment \d at step \d"),
+        ("nan", "log_prob is nan for environment"),
+    ],
+)
+def test_a_faulty_policy_is_an_error_with_its_place(
+    client: Client, fault: str, message: str, how: str
+) -> None:
+    collector = cartpole(client, Bad(fault))
+    with pytest.raises(errors.PolicyError, match=message):
+        collector.rollout() if how == "rollout" else collector.collect(10_000)
+    assert collector.closed
+    with pytest.raises(errors.ClosedError, match="after PolicyError"):
+        collector.rollout()
+
+
+def test_an_environment_that_raises_is_named(client: Client) -> None:
+    factories = [functools.partial(Faulty, "raise" if i == 3 else "none") for i in range(4)]
+    collector = clusterenv.Collector(
+        factories, Cycle(5, start=2), num_envs=4, horizon=8, shards=2, cluster=client
+    )
+    with pytest.raises(errors.EnvError, match=r"environment 3 of shard 1(.|\n)*diverged"):
+        collector.rollout()
+    assert collector.closed
+
+
+def test_iterating_a_closed_collector(client: Client) -> None:
+    collector = cartpole(client)
+    collector.close()
+    collector.close()
+    with pytest.raises(errors.ClosedError, match="make a new one"):
+        next(iter(collector))
+    with pytest.raises(errors.ClosedError):
+        collector.publish(cartpole_policy())
+
+
+@pytest.fixture
+def fragile() -> Iterator[Client]:
+    client = clusterenv.connect("local", n_workers=2)
+    yield client
+    client.close()
+
+
+@pytest.mark.parametrize("how", ["rollout", "iterate", "publish"])
+def test_a_lost_worker_is_noticed_within_five_seconds(fragile: Client, how: str) -> None:
+    collector = cartpole(fragile)
+    collector.rollout()
+    os.kill(next(iter(fragile.run(os.getpid).values())), signal.SIGKILL)
+    began = time.monotonic()
+
+    def go_on() -> None:
+        while True:
+            if how == "publish":
+                collector.publish(cartpole_policy())
+            if how == "iterate":
+                collector.collect(100)
+            collector.rollout()
+
+    with pytest.raises(errors.WorkerLost, match="shard"):
+        go_on()
+    assert time.monotonic() - began < 5
+    assert wait_until(lambda: collector.closed)
+
+
+def test_its_own_cluster_leaves_nothing() -> None:
+    before = footprint()
+    with clusterenv.Collector(
+        "CartPole-v1", cartpole_policy(), num_envs=4, horizon=8, shards=2
+    ) as collector:
+        collector.collect(200)
+    assert wait_until(lambda: footprint() == before), (before, footprint())
+
+
+def test_action_masks_reach_the_rows(client: Client) -> None:
+    class Half(gym.Env[Any, Any]):
+        observation_space = gym.spaces.Box(0, 1, (2,), np.float32)
+        action_space = gym.spaces.Discrete(4)
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            self.odd = (seed or 0) % 2
+            return self._now()
+
+        def _now(self) -> Any:
+            mask = (np.arange(4) % 2 == self.odd).astype(np.int8)
+            return np.zeros(2, np.float32), {"action_mask": mask}
+
+        def step(self, action: Any) -> Any:
+            assert action % 2 == self.odd
+            self.odd = 1 - self.odd
+            obs, info = self._now()
+            return obs, 0.0, False, False, info
+
+    with clusterenv.Collector(
+        Half, Categorical(nn.Linear(2, 4)), num_envs=4, horizon=8, shards=2, cluster=client, seed=1
+    ) as collector:
+        for batch in collector.rollout():
+            taken = np.take_along_axis(batch["action_mask"], batch["action"][..., None], 2)
+            assert taken.all()
