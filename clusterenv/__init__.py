@@ -6,7 +6,8 @@ from clusterenv import config as _config  # loads the defaults into Dask's confi
 from clusterenv import errors, policies
 from clusterenv.batch import Batch
 from clusterenv.cluster import connect
-from clusterenv.collector import Collector, Stats
+from clusterenv.collector import Collector
+from clusterenv.stats import Stats
 from clusterenv.store import RolloutStore
 from clusterenv.sync import Divergence, Every, EveryVersion, Never
 from clusterenv.vector import ClusterEnv, make_vec

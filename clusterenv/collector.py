@@ -6,11 +6,8 @@ import atexit
 import queue
 import selectors
 import threading
-import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
@@ -26,53 +23,18 @@ from clusterenv.cluster import ClusterLike
 from clusterenv.errors import ChannelClosed, ClosedError, ConfigError
 from clusterenv.fleet import Link, env_error
 from clusterenv.frames import Frame
+from clusterenv.launch import make_recipe, open_fleet
 from clusterenv.policies.base import Policy
 from clusterenv.schema import Layout
+from clusterenv.stats import Stats, Tally
 from clusterenv.stream import FragmentMeta, StreamSpec
 from clusterenv.sync.publisher import Publisher
 from clusterenv.sync.rules import EveryVersion, SyncRule
-from clusterenv.vector import make_recipe, open_fleet
 
-__all__ = ["Collector", "Stats"]
+__all__ = ["Collector"]
 
 _WATCH_SECONDS = 0.5
 _open: weakref.WeakSet[Collector] = weakref.WeakSet()
-
-
-@dataclass(frozen=True)
-class Stats:
-    """What a collector has done so far."""
-
-    rows: int
-    dropped_rows: int
-    """Rows that a lock-step start left behind (engines that spend steps on resetting)."""
-    episodes: int
-    returns: list[float]
-    """Of the last 100 finished episodes."""
-    lengths: list[int]
-    seconds: float
-    steps_per_second: list[float]
-    """Of each shard, since the collector was made."""
-    announcements: int
-    checks: int
-    """Announcements that shards judged by the rule."""
-    pulls: int
-    weight_bytes: int
-    """Weights sent by the head."""
-    wire_bytes: int
-    """Fragments received by the head."""
-    lag_min: int
-    lag_mean: float
-    lag_max: int
-    """Versions behind the newest known, over all received fragments."""
-    divergences: list[float | None]
-    """Of each shard's version from the newest it had heard of, when its last fragment began."""
-    versions: list[int]
-    """That each shard acted with in its last fragment."""
-    queued: int
-    """Batches received and not yet taken."""
-    evaluation_seconds: float
-    """Spent by ``publish`` on computing divergences."""
 
 
 class Collector:
@@ -153,7 +115,7 @@ class Collector:
         self._received: queue.SimpleQueue[Batch | BaseException] = queue.SimpleQueue()
         self._streaming = False
         self._failure: BaseException | None = None
-        self._tally = _Tally(len(links))
+        self._tally = Tally(len(links))
         self._intake = threading.Thread(target=self._receive, name="clusterenv-intake", daemon=True)
         self._intake.start()
         _open.add(self)
@@ -265,7 +227,7 @@ class Collector:
             weights = self._publisher.newest
             self._publisher.in_use[link.index] = weights.version
             self._tally.weight_bytes += weights.buffer.nbytes
-        blob = dumps((weights.version, weights.digest))
+        blob = dumps((weights.version, weights.digest()))
         self._send(link, Frame.WEIGHTS, blob, [weights.buffer])
 
     def _batch(self, link: Link, header: Header, meta: FragmentMeta) -> Batch:
@@ -342,66 +304,6 @@ class Collector:
     def __del__(self) -> None:
         if hasattr(self, "_intake"):
             self.close()
-
-
-class _Tally:
-    """Counts what was received; guarded by its lock."""
-
-    def __init__(self, shards: int) -> None:
-        self.lock = threading.Lock()
-        self.weight_bytes = 0
-        self._began = time.monotonic()
-        self._rows = [0] * shards
-        self._checks = [0] * shards
-        self._pulls = [0] * shards
-        self._versions = [0] * shards
-        self._divergences: list[float | None] = [None] * shards
-        self._wire = self._dropped = self._episodes = 0
-        self._returns: deque[float] = deque(maxlen=100)
-        self._lengths: deque[int] = deque(maxlen=100)
-        self._lags: list[int] = [0, 0, 0]  # least, most, sum
-        self._fragments = 0
-
-    def add(self, shard: int, rows: int, nbytes: int, meta: FragmentMeta) -> None:
-        self._rows[shard] += rows
-        self._wire += nbytes
-        self._dropped += meta.dropped
-        self._episodes += len(meta.returns)
-        self._returns.extend(meta.returns)
-        self._lengths.extend(meta.lengths)
-        self._checks[shard] = meta.checks
-        self._pulls[shard] = meta.pulls
-        self._versions[shard] = meta.version
-        self._divergences[shard] = meta.divergence
-        lag = meta.newest - meta.version
-        least, most, total = self._lags
-        self._lags = [min(least, lag) if self._fragments else lag, max(most, lag), total + lag]
-        self._fragments += 1
-
-    def stats(self, publisher: Publisher, queued: int) -> Stats:
-        seconds = time.monotonic() - self._began
-        least, most, total = self._lags
-        return Stats(
-            rows=sum(self._rows),
-            dropped_rows=self._dropped,
-            episodes=self._episodes,
-            returns=list(self._returns),
-            lengths=list(self._lengths),
-            seconds=seconds,
-            steps_per_second=[rows / seconds for rows in self._rows],
-            announcements=publisher.announcements,
-            checks=sum(self._checks),
-            pulls=sum(self._pulls),
-            weight_bytes=self.weight_bytes,
-            wire_bytes=self._wire,
-            lag_min=least,
-            lag_mean=total / max(1, self._fragments),
-            lag_max=most,
-            divergences=list(self._divergences),
-            versions=list(self._versions),
-            queued=queued,
-            evaluation_seconds=publisher.evaluation_seconds,
-        )
 
 
 def _check(policy: Any, horizon: int, credit: int, rule: Any) -> None:

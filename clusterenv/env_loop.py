@@ -7,8 +7,8 @@ true final observation of every episode is kept beside the rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,14 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
+from clusterenv.actions import ActionCheck, PolicyFault
 from clusterenv.envs import Engine, Slot
 from clusterenv.errors import ConfigError
+from clusterenv.ledger import Book, Ledger, choose_tracks, steps_until_enough
 from clusterenv.policies.base import Context, Decision, Policy
 from clusterenv.schema import Column, Layout
 
-__all__ = ["EnvLoop", "Fragment", "Interrupted", "PolicyFault", "check_spaces"]
+__all__ = ["EnvLoop", "Fragment", "Interrupted", "check_spaces"]
 
 _ARENA = 6  # horizons of steps kept for engines that spend steps on resetting
 
@@ -45,10 +47,6 @@ class Fragment:
     """Rows that a fresh start left behind."""
     block: dict[str, Column] | None = None
     """Buffers behind the columns, for :meth:`EnvLoop.recycle`."""
-
-
-class PolicyFault(Exception):
-    """A policy returned something that cannot be used; the message says what and where."""
 
 
 class Interrupted(Exception):
@@ -101,33 +99,29 @@ class EnvLoop:
         self._n = n = engine.num_envs
         self._obs = Layout(about.observation_space)
         self._obs_names = [leaf.name("obs") for leaf in self._obs.leaves]
-        self._mask_leaf = next(
-            (k for k, leaf in enumerate(self._obs.leaves) if leaf.path == ("action_mask",)), None
-        )
-        self._check_action = _ActionCheck(about.action_space, n)
+        self._masks_in_obs = ("action_mask",) in [leaf.path for leaf in self._obs.leaves]
+        self._check_action = ActionCheck(about.action_space, n)
         self._same_step = about.autoreset_mode is AutoresetMode.SAME_STEP
         self._envs = np.arange(first, first + n, dtype=np.int32)
         self._env_tensor = torch.from_numpy(self._envs.astype(np.int64))
-        self._episode = np.zeros(n, np.int32)
-        self._step = np.zeros(n, np.int32)
-        self._return = np.zeros(n)
-        self._length = np.zeros(n, np.int64)
-        self._dead = np.zeros(n, np.bool_)
+        self._ledger = Ledger.begin(n)
         self._mask: Column | None = None
         self._state = policy.initial_state(n)
-        self._rows = horizon if self._same_step else _ARENA * horizon
-        self._block: dict[str, Column] | None = None
+        self._context = Context(self._env_tensor)
         self._free: list[dict[str, Column]] = []
+        # Engines that spend steps on resetting are recorded into a ring first.
+        self._ring = _ARENA * horizon
+        self._record: dict[str, Column] = {}
         self._now = 0
-        self._live = np.zeros((self._rows, n), np.bool_)  # which recorded steps are rows
-        self._versions = np.zeros(self._rows, np.int32)
+        self._dead = np.zeros(n, np.bool_)
+        self._live = np.zeros((self._ring, n), np.bool_)
+        self._versions = np.zeros(self._ring, np.int32)
         self._waiting = np.zeros(n, np.int64)  # live rows that are in no fragment yet
-        self._since = np.zeros(n, np.int64)  # the step at which they begin
-        self._returns: list[float] = []
-        self._lengths: list[int] = []
-        self._slot = Slot.empty(self._obs, n)
+        self._since = np.zeros(n, np.int64)  # the step from which they count
+        slot = Slot.empty(self._obs, n)
         seeds = [None] * n if seed is None else [seed + first + i for i in range(n)]
-        self._note_mask(engine.reset(self._slot, seeds, None, None))
+        self._note_mask(engine.reset(slot, seeds, None, None))
+        self._obs_now = slot.obs
 
     def fragment(self, scalars: Mapping[str, float], version: int, fresh: bool = False) -> Fragment:
         """Step until a fragment is full, and return it.
@@ -142,10 +136,11 @@ class EnvLoop:
             Leave out rows that were recorded before this call (they are counted), so that
             the whole fragment is of this version.
         """
+        self._context = Context(self._env_tensor, scalars, self._state)
         with torch.inference_mode():
             if self._same_step:
-                return self._lockstep(scalars, version)
-            return self._tracks(scalars, version, fresh)
+                return self._in_place(version)
+            return self._recorded(version, fresh)
 
     def recycle(self, fragment: Fragment) -> None:
         """Take back the buffers of a fragment that nobody reads any more."""
@@ -154,22 +149,19 @@ class EnvLoop:
 
     # Engines that reset in the same step: rows are written where they stay.
 
-    def _lockstep(self, scalars: Mapping[str, float], version: int) -> Fragment:
+    def _in_place(self, version: int) -> Fragment:
         horizon, n = self._horizon, self._n
         block = self._free.pop() if self._free else {}
         # Observations have one time row more: what follows the last step.
-        obs = [self._column(block, name, leaf, horizon + 1) for name, leaf in self._leaves()]
-        for column, now in zip(obs, self._slot.obs, strict=True):
+        obs = self._prepare(block, horizon, horizon + 1)
+        for column, now in zip(obs, self._obs_now, strict=True):
             column[0] = now
-        obs_tensors = [torch.from_numpy(column) for column in obs]
         state = {name: tensor.numpy().copy() for name, tensor in self._state.items()}
-        reward, terminated, truncated = self._flags(block, horizon)
+        terminated, truncated = block["terminated"], block["truncated"]
         tail_rows: list[int] = []
         finals: list[Any] = []
-        for t in range(horizon):
-            current = self._obs.nest([tensor[t] for tensor in obs_tensors])
-            action = self._act(current, scalars, block, t, horizon)
-            slot = Slot([column[t + 1] for column in obs], reward[t], terminated[t], truncated[t])
+        for t, (current, slot) in enumerate(self._steps(block, obs, horizon)):
+            action = self._act(current, block, t, horizon)
             infos = self._engine.step([action], slot, None)
             if infos:
                 self._note_mask(infos)
@@ -177,84 +169,119 @@ class EnvLoop:
                     at, values = infos["final_obs"]
                     tail_rows += (t * n + at).tolist()
                     finals += values
-            self._account(reward[t], terminated[t] | truncated[t])
-        self._slot = Slot([column[horizon] for column in obs], *self._slot[1:])
-        last = np.flatnonzero(~(terminated[-1] | truncated[-1]))
+            if self._state:
+                self._begin(terminated[t] | truncated[t])
+        self._obs_now = [column[horizon] for column in obs]
+        ended = terminated | truncated
+        book = self._ledger.post(block["reward"], ended)
+        last = np.flatnonzero(~ended[-1])
         tail = self._obs.empty(len(finals))
         for row, value in enumerate(finals):
             self._obs.write(tail, row, value)
-        rows = np.concatenate([np.array(tail_rows, np.int64), (horizon - 1) * n + last])
-        columns = {
-            name: column[:horizon].reshape(horizon * n, *column.shape[2:])
-            for name, column in block.items()
-        }
         tails = {
             name: np.concatenate([part, column[horizon][last]])
             for name, part, column in zip(self._obs_names, tail, obs, strict=True)
         }
+        columns = {
+            name: column[:horizon].reshape(horizon * n, *column.shape[2:])
+            for name, column in block.items()
+        }
+        columns["episode"], columns["step"] = book.episode.reshape(-1), book.step.reshape(-1)
         columns["env"] = np.tile(self._envs, horizon)
         columns["version"] = np.full(horizon * n, version, np.int32)
-        fragment = self._sealed(columns, rows, tails, state)
-        fragment.block = block
-        return fragment
+        rows = np.concatenate([np.array(tail_rows, np.int64), (horizon - 1) * n + last])
+        return _sealed(columns, rows, tails, state, book, block=block)
+
+    def _steps(
+        self, block: dict[str, Column], obs: list[Column], horizon: int
+    ) -> Iterator[tuple[Any, Slot]]:
+        """Yield, for each time row, the observations to act on and where the step's result goes."""
+        tensors = zip(*(torch.from_numpy(column).unbind(0) for column in obs), strict=True)
+        following = zip(*(list(column)[1:] for column in obs), strict=True)
+        flags = zip(block["reward"], block["terminated"], block["truncated"], strict=True)
+        for current, after, flag in zip(tensors, following, flags, strict=False):
+            yield self._obs.nest(current), Slot(list(after), *flag)
 
     # Engines that spend a step on resetting: record, then leave out the dead rows.
 
-    def _tracks(self, scalars: Mapping[str, float], version: int, fresh: bool) -> Fragment:
-        horizon, n, ring = self._horizon, self._n, self._rows
-        block = self._block = self._block if self._block is not None else {}
-        obs = [self._column(block, name, leaf, ring) for name, leaf in self._leaves()]
+    def _recorded(self, version: int, fresh: bool) -> Fragment:
+        horizon, n, ring, record = self._horizon, self._n, self._ring, self._record
+        obs = self._prepare(record, ring, ring)
         if self._now == 0:
-            for column, now in zip(obs, self._slot.obs, strict=True):
-                column[0] = now
-        reward, terminated, truncated = self._flags(block, ring)
+            for column, initial in zip(obs, self._obs_now, strict=True):
+                column[0] = initial
+        reward, terminated, truncated = (
+            record[name] for name in ("reward", "terminated", "truncated")
+        )
+        tensors = [torch.from_numpy(column) for column in obs]
         dropped = self._forget() if fresh else 0
-        obs_tensors = [torch.from_numpy(column) for column in obs]
-        while not self._enough(fresh):
-            t, after = self._now % ring, (self._now + 1) % ring
-            current = self._obs.nest([tensor[t] for tensor in obs_tensors])
-            action = self._act(current, scalars, block, t, ring)
-            slot = Slot([column[after] for column in obs], reward[t], terminated[t], truncated[t])
-            self._note_mask(self._engine.step([action], slot, None))
-            live = ~self._dead
-            self._live[t] = live
-            self._versions[t] = version
-            self._waiting += live
-            ended = (terminated[t] | truncated[t]) & live
-            self._account(reward[t], ended, live)
-            self._begin(self._dead)  # what acted in a dead step has not happened
-            self._dead = ended
-            self._now += 1
-        times, envs = self._take_tracks()
+        began = self._now
+        while steps := steps_until_enough(self._waiting, horizon, all_envs=fresh):
+            for now in range(self._now, self._now + steps):
+                t, beyond = now % ring, (now + 1) % ring
+                for name, held in self._state.items():
+                    _room(record, f"state.{name}", held.numpy(), ring)[t] = held.numpy()
+                current = self._obs.nest([tensor[t] for tensor in tensors])
+                action = self._act(current, record, t, ring)
+                following = [column[beyond] for column in obs]
+                slot = Slot(following, reward[t], terminated[t], truncated[t])
+                infos = self._engine.step([action], slot, None)
+                if infos:
+                    self._note_mask(infos)
+                live = self._live[t] = ~self._dead
+                self._waiting += live
+                if self._state:  # what acted in a dead step has not happened
+                    self._begin(self._dead)
+                self._dead = (terminated[t] | truncated[t]) & live
+                if self._state:
+                    self._begin(self._dead)
+            self._now += steps
+        book = self._post(began, version)
+        first = int(self._since.min())
+        window = np.arange(first, self._now)
+        waiting = self._live[window % ring] & (window[:, None] >= self._since)
+        times, envs = choose_tracks(waiting, horizon, n)
+        times += first
+        self._waiting -= horizon * np.bincount(envs, minlength=n)
+        np.maximum.at(self._since, envs, times[-1] + 1)
         if fresh:
             dropped += self._forget()
-        at = times % ring
+        flat = (times % ring * n + envs).reshape(-1)
         columns = {
-            name: column[at, envs].reshape(horizon * n, *column.shape[2:])
-            for name, column in block.items()
+            name: column.reshape(ring * n, *column.shape[2:])[flat]
+            for name, column in record.items()
             if not name.startswith("state.")
         }
         columns["env"] = np.tile(self._envs[envs], horizon)
-        columns["version"] = self._versions[at].reshape(-1)
+        columns["version"] = self._versions[times % ring].reshape(-1)
         over = (columns["terminated"] | columns["truncated"]).reshape(horizon, n)
         over[-1] = True
         rows = np.flatnonzero(over)
-        following = (times.reshape(-1)[rows] + 1) % ring
-        which = np.broadcast_to(envs, times.shape).reshape(-1)[rows]
+        after_rows = (flat[rows] + n) % (ring * n)
         tails = {
-            name: column[following, which]
+            name: column.reshape(ring * n, *column.shape[2:])[after_rows]
             for name, column in zip(self._obs_names, obs, strict=True)
         }
         state = {
-            name.removeprefix("state."): column[at[0], envs]
-            for name, column in block.items()
+            name.removeprefix("state."): column[times[0] % ring, envs]
+            for name, column in record.items()
             if name.startswith("state.")
         }
-        return self._sealed(columns, rows, tails, state, dropped)
+        return _sealed(columns, rows, tails, state, book, dropped)
 
-    def _enough(self, fresh: bool) -> bool:
-        tracks = self._waiting // self._horizon
-        return bool(tracks.min() >= 1) if fresh else bool(tracks.sum() >= self._n)
+    def _post(self, began: int, version: int) -> Book:
+        """Enter the steps recorded since ``began``."""
+        at = np.arange(began, self._now) % self._ring
+        live = self._live[at]
+        record = self._record
+        ended = (record["terminated"][at] | record["truncated"][at]) & live
+        if not len(at):
+            return Book(np.empty((0, 0), np.int32), np.empty((0, 0), np.int32), [], [])
+        book = self._ledger.post(record["reward"][at], ended, live)
+        _room(record, "episode", book.episode[0], self._ring)[at] = book.episode
+        _room(record, "step", book.step[0], self._ring)[at] = book.step
+        self._versions[at] = version
+        return book
 
     def _forget(self) -> int:
         dropped = int(self._waiting.sum())
@@ -262,52 +289,39 @@ class EnvLoop:
         self._since[:] = self._now
         return dropped
 
-    def _take_tracks(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Choose the tracks that began first; return their steps [horizon, n] and envs [n].
-
-        An environment with few resets gives more tracks than one with many, so no
-        environment runs ahead of the others and nothing has to be thrown away.
-        """
-        horizon = self._horizon
-        tracks = []
-        for env in np.flatnonzero(self._waiting >= horizon).tolist():
-            steps = np.arange(self._since[env], self._now)
-            rows = steps[self._live[steps % self._rows, env]]
-            parts = range(0, len(rows) - horizon + 1, horizon)
-            tracks += [(int(rows[k]), env, rows[k : k + horizon]) for k in parts]
-        tracks.sort(key=lambda track: track[:2])
-        chosen = sorted(tracks[: self._n], key=lambda track: (track[1], track[0]))
-        for _, env, rows in chosen:
-            self._waiting[env] -= horizon
-            self._since[env] = rows[-1] + 1
-        times = np.stack([rows for _, _, rows in chosen], axis=1)
-        return times, np.array([env for _, env, _ in chosen])
-
     # What both share
 
-    def _act(
-        self,
-        obs: Any,
-        scalars: Mapping[str, float],
-        block: dict[str, Column],
-        t: int,
-        rows: int,
-    ) -> Column:
+    def _prepare(self, block: dict[str, Column], rows: int, obs_rows: int) -> list[Column]:
+        """Make sure of the columns that the spaces ask for; return those of the observations."""
+        if "reward" not in block:
+            for name, leaf in zip(self._obs_names, self._obs.leaves, strict=True):
+                block[name] = np.empty((obs_rows, self._n, *leaf.shape), leaf.dtype)
+            block["reward"] = np.empty((rows, self._n), np.float32)
+            block["terminated"] = np.empty((rows, self._n), np.bool_)
+            block["truncated"] = np.empty((rows, self._n), np.bool_)
+        return [block[name] for name in self._obs_names]
+
+    def _act(self, obs: Any, block: dict[str, Column], t: int, rows: int) -> Column:
+        """Ask the policy, check its answer, and write it into time row ``t``."""
         if self.stop:
             raise Interrupted
-        mask = self._current_mask(obs)
-        if not self._same_step:
-            for name, tensor in self._state.items():
-                _room(block, f"state.{name}", tensor.numpy(), rows)[t] = tensor.numpy()
-        context = Context(self._env_tensor, scalars, self._state, mask)
+        context, mask = self._context, None
+        if self._masks_in_obs or self._mask is not None:
+            mask = self._current_mask(obs)
+            context = replace(context, mask=mask)
         try:
             decision: Decision = self._policy.act(obs, context)
         except Exception as error:
             raise PolicyFault(
                 f"the policy raised {type(error).__name__} on environments "
-                f"{self._envs[0]}–{self._envs[-1]} at step {int(self._length.max())}: {error}"
+                f"{self._envs[0]}–{self._envs[-1]} at time row {t}: {error}"
             ) from error
-        action = self._check_action(decision.action, mask, self._where)
+
+        def where(row: int) -> str:
+            return f"environment {self._envs[row]} at step {self._step_of(row, block, t)}"
+
+        action = self._check_action(decision.action, mask, where)
+        _room(block, "action", action, rows)[t] = action
         for name, tensor in decision.extras.items():
             values = tensor.numpy()
             if values.shape[:1] != (self._n,):
@@ -316,62 +330,26 @@ class EnvLoop:
                     f"the {self._n} environments"
                 )
             _room(block, name, values, rows)[t] = values
-        if self._mask is not None and mask is not None:
+        if self._mask is not None:
             _room(block, "action_mask", self._mask, rows)[t] = self._mask
-        _room(block, "action", action, rows)[t] = action
-        _room(block, "episode", self._episode, rows)[t] = self._episode
-        _room(block, "step", self._step, rows)[t] = self._step
         if decision.state:
             self._state = {name: tensor.clone() for name, tensor in decision.state.items()}
+            self._context = replace(self._context, state=self._state)
         return action
 
-    def _account(
-        self,
-        reward: Column,
-        ended: npt.NDArray[np.bool_],
-        live: npt.NDArray[np.bool_] | None = None,
-    ) -> None:
-        if live is None:
-            self._return += reward
-            self._length += 1
-            self._step += 1
-        else:
-            self._return[live] += reward[live]
-            self._length += live
-            self._step += live
-        if ended.any():
-            at = np.flatnonzero(ended)
-            self._returns += self._return[at].tolist()
-            self._lengths += self._length[at].tolist()
-            self._return[at] = self._length[at] = self._step[at] = 0
-            self._episode[at] += 1
-            self._begin(ended)
+    def _step_of(self, row: int, block: dict[str, Column], t: int) -> str:
+        if not self._same_step:
+            return f"{self._now} of the shard"
+        ended = np.flatnonzero(block["terminated"][:t, row] | block["truncated"][:t, row])
+        steps = t - ended[-1] - 1 if len(ended) else t + self._ledger.step[row]
+        return f"{steps} of its episode"
 
     def _begin(self, which: npt.NDArray[np.bool_]) -> None:
         """Give environments that begin an episode their initial recurrent state."""
-        if self._state and which.any():
+        if which.any():
             at = torch.from_numpy(np.flatnonzero(which))
             for name, tensor in self._policy.initial_state(len(at)).items():
                 self._state[name][at] = tensor
-
-    def _sealed(
-        self,
-        columns: dict[str, Column],
-        rows: npt.NDArray[np.int64],
-        tail: dict[str, Column],
-        state: dict[str, Column],
-        dropped: int = 0,
-    ) -> Fragment:
-        if "log_prob" in columns:
-            bad = np.flatnonzero(~np.isfinite(columns["log_prob"]))
-            if len(bad):
-                raise PolicyFault(
-                    f"the policy's log_prob is {columns['log_prob'][bad[0]]} for environment "
-                    f"{columns['env'][bad[0]]} at step {columns['step'][bad[0]]} of its episode"
-                )
-        fragment = Fragment(columns, rows, tail, state, self._returns, self._lengths, dropped)
-        self._returns, self._lengths = [], []
-        return fragment
 
     def _note_mask(self, infos: Any) -> None:
         if not infos or "action_mask" not in infos:
@@ -382,79 +360,30 @@ class EnvLoop:
             self._mask = np.ones((self._n, *np.shape(values)[1:]), np.bool_)
         self._mask[at] = values
 
-    def _current_mask(self, obs: Any) -> Tensor | None:
-        if self._mask_leaf is not None:
-            mask: Tensor = obs["action_mask"]
-            return mask.to(torch.bool)
-        return None if self._mask is None else torch.from_numpy(self._mask)
-
-    def _where(self, row: int) -> str:
-        return f"environment {self._envs[row]} at step {self._step[row]} of its episode"
-
-    def _leaves(self) -> Sequence[tuple[str, Any]]:
-        return list(zip(self._obs_names, self._obs.leaves, strict=True))
-
-    def _column(self, block: dict[str, Column], name: str, leaf: Any, rows: int) -> Column:
-        if name not in block:
-            block[name] = np.empty((rows, self._n, *leaf.shape), leaf.dtype)
-        return block[name]
-
-    def _flags(self, block: dict[str, Column], rows: int) -> tuple[Column, Column, Column]:
-        kinds = (("reward", np.float32), ("terminated", np.bool_), ("truncated", np.bool_))
-        for name, dtype in kinds:
-            if name not in block:
-                block[name] = np.empty((rows, self._n), dtype)
-        return block["reward"], block["terminated"], block["truncated"]
+    def _current_mask(self, obs: Any) -> Tensor:
+        if self._mask is not None:
+            return torch.from_numpy(self._mask)
+        mask: Tensor = obs["action_mask"]
+        return mask.to(torch.bool)
 
 
-class _ActionCheck:
-    """Turns a policy's actions into what the engine takes, or says what is wrong with them."""
-
-    def __init__(self, space: spaces.Space[Any], n: int) -> None:
-        self._space = space
-        (leaf,) = Layout(space).leaves
-        self._dtype = leaf.dtype
-        self._shape = (n, *leaf.shape)
-        self._low: Any = None
-        self._high: Any = None
-        if isinstance(space, spaces.Discrete):
-            self._low, self._high = int(space.start), int(space.start + space.n - 1)
-        elif isinstance(space, spaces.Box):
-            self._low, self._high = space.low, space.high
-        elif isinstance(space, spaces.MultiDiscrete):
-            self._low, self._high = space.start, space.start + space.nvec - 1
-
-    def __call__(self, action: Any, mask: Tensor | None, where: Any) -> Column:
-        if not isinstance(action, Tensor):
-            raise PolicyFault(f"act() must return a tensor of actions, got {type(action).__name__}")
-        array = action.numpy()
-        if array.shape != self._shape:
+def _sealed(
+    columns: dict[str, Column],
+    rows: npt.NDArray[np.int64],
+    tail: dict[str, Column],
+    state: dict[str, Column],
+    book: Book,
+    dropped: int = 0,
+    block: dict[str, Column] | None = None,
+) -> Fragment:
+    if "log_prob" in columns:
+        bad = np.flatnonzero(~np.isfinite(columns["log_prob"]))
+        if len(bad):
             raise PolicyFault(
-                f"the policy's actions have shape {array.shape}, expected {self._shape}: "
-                f"one of {self._space} for each environment"
+                f"the policy's log_prob is {columns['log_prob'][bad[0]]} for environment "
+                f"{columns['env'][bad[0]]} at step {columns['step'][bad[0]]} of its episode"
             )
-        if self._dtype.kind != "f" and array.dtype.kind == "f":
-            raise PolicyFault(
-                f"the policy's actions are of dtype {array.dtype}, but {self._space} needs integers"
-            )
-        array = array.astype(self._dtype, copy=False)
-        if self._low is not None:
-            wrong = ~((array >= self._low) & (array <= self._high))  # NaN is wrong too
-            if wrong.any():
-                row = int(np.argwhere(wrong)[0][0])
-                raise PolicyFault(
-                    f"the policy chose {array[row]} for {where(row)}, outside {self._space}"
-                )
-        if mask is not None:
-            row_of = torch.arange(len(array))
-            start = self._low if isinstance(self._low, int) else 0
-            allowed = mask[row_of, torch.from_numpy(array - start)].numpy()
-            if not allowed.all():
-                row = int(np.flatnonzero(~allowed)[0])
-                raise PolicyFault(
-                    f"the policy chose action {array[row]} for {where(row)}, which its mask forbids"
-                )
-        return array
+    return Fragment(columns, rows, tail, state, book.returns, book.lengths, dropped, block)
 
 
 def _room(block: dict[str, Column], name: str, values: Column, rows: int) -> Column:

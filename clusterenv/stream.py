@@ -7,6 +7,7 @@ waits: that is all the backpressure there is, and all the memory it needs.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Mapping
@@ -25,7 +26,9 @@ from clusterenv.policies.base import Policy
 from clusterenv.sync.rules import SyncRule
 from clusterenv.sync.weights import Weights, load, manifest_of
 
-__all__ = ["Announcement", "ColumnSpec", "FragmentMeta", "Stream", "StreamSpec"]
+__all__ = ["Announcement", "ColumnSpec", "FragmentMeta", "PolicyClient", "Stream", "StreamSpec"]
+
+logger = logging.getLogger("clusterenv")
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,8 @@ class Stream:
 
     def __init__(self, engine: Engine, spec: StreamSpec, first: int) -> None:
         torch.set_num_threads(1)  # the shards are the parallelism
+        if spec.seed is not None:  # what policies draw repeats too, for the same sharding
+            torch.manual_seed(spec.seed + first)
         self._first = first
         self._policy = spec.policy.eval()
         self._manifest = manifest_of(self._policy)
@@ -223,8 +228,14 @@ class Stream:
         version, digest = blob
         buffer = np.empty(header.body, np.uint8)
         self._channel.recv_body(header, [buffer])
+        weights = Weights(version, buffer)
+        if weights.digest() != digest:  # a worker goes on with what it has, and asks again
+            logger.warning("the weights of version %d arrived damaged", version)
+            with self._send_lock:
+                self._channel.send(Frame.PULL, dumps(version))
+            return
         with self._changed:
-            self._arrived = Weights(version, buffer, digest)
+            self._arrived = weights
             self._changed.notify()
 
     def _stop(self) -> None:

@@ -89,6 +89,16 @@ def test_a_rollout_is_one_fragment_per_shard_of_one_version(client: Client) -> N
     assert (stats.lag_min, stats.lag_max) == (0, 0)
 
 
+def test_the_same_seed_gives_the_same_rows(client: Client) -> None:
+    runs = []
+    for _ in range(2):
+        with cartpole(client) as collector:
+            runs.append(
+                [batch["action"].tolist() for _ in range(3) for batch in collector.rollout()]
+            )
+    assert runs[0] == runs[1]
+
+
 def test_the_published_weights_act(client: Client) -> None:
     """The log-probabilities of the rows are those of the published version."""
     policy = cartpole_policy()

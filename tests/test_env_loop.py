@@ -13,7 +13,8 @@ from compare import assert_same
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from worlds import World
 
-from clusterenv.env_loop import EnvLoop, Interrupted, PolicyFault
+from clusterenv.actions import PolicyFault
+from clusterenv.env_loop import EnvLoop, Interrupted
 from clusterenv.envs import Recipe, build
 from clusterenv.errors import ConfigError
 from clusterenv.policies import Categorical, Random

@@ -30,6 +30,8 @@ def mean_divergence(local: Distribution, head: Distribution) -> float:
 class Probe:
     """Observations sampled from recent batches: a ring that keeps the newest.
 
+    It knows nothing of policies; the publisher evaluates them on it.
+
     Parameters
     ----------
     size
@@ -37,7 +39,7 @@ class Probe:
         observations for the new version and for every version in use.
     """
 
-    def __init__(self, size: int = 256, seed: int = 0) -> None:
+    def __init__(self, size: int = 128, seed: int = 0) -> None:
         self.size = size
         self._rng = np.random.default_rng(seed)
         self._columns: list[Column] | None = None
@@ -45,6 +47,8 @@ class Probe:
         self._masks: Column | None = None
         self._filled = 0
         self._next = 0
+        self.added = 0
+        """Rows ever added; tells whether the probe has changed."""
 
     def __len__(self) -> int:
         return self._filled
@@ -70,10 +74,11 @@ class Probe:
         self._envs[at] = envs[rows]
         self._next = int((at[-1] + 1) % self.size)
         self._filled = min(self.size, self._filled + len(rows))
+        self.added += len(rows)
 
     def observations(self) -> tuple[list[Column], npt.NDArray[np.int64], Column | None]:
         """Return the observations, their env indices and their masks."""
         assert self._columns is not None
         kept = slice(0, self._filled)
-        masks = None if self._masks is None else self._masks[kept]
-        return [column[kept] for column in self._columns], self._envs[kept], masks
+        masks = None if self._masks is None else self._masks[kept].copy()
+        return [column[kept].copy() for column in self._columns], self._envs[kept].copy(), masks

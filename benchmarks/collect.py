@@ -1,0 +1,267 @@
+"""Rows per second with the policy beside the simulation, against the bare limit.
+
+The bare limit is as many independent processes as workers, each a tight loop of policy and
+environments, with no communication. ``Collector`` into a ``RolloutStore`` runs the same
+environments and the same 64-64 tanh policy; both run in turn, several times, on this machine.
+
+    python benchmarks/collect.py            # all kinds of work
+    python benchmarks/collect.py lunarlander cartpole
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import nn
+
+import clusterenv
+from clusterenv.policies import Categorical, Context, Decision, Policy
+
+
+class TanhPolicy(Policy):
+    """64-64 tanh, sampling by the Gumbel trick; log-probabilities go into the rows."""
+
+    def __init__(self, inputs: int, actions: int) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, actions)
+        )
+
+    def act(self, obs: torch.Tensor, context: Context) -> Decision:
+        logits = self.net(obs).log_softmax(-1)
+        noise = torch.empty_like(logits).exponential_().log_()
+        action = (logits - noise).argmax(-1)
+        return Decision(action, {"log_prob": logits.gather(1, action[:, None]).squeeze(1)})
+
+
+class PixelPolicy(Policy):
+    """Acts at random on frames: the frames' way is what is measured."""
+
+    def act(self, obs: torch.Tensor, context: Context) -> Decision:
+        return Decision(torch.randint(0, 4, (len(obs),)), {"log_prob": torch.zeros(len(obs))})
+
+
+class Frames(gym.Env):
+    """Atari-sized frames; 16 environments take 4 ms of computing a step."""
+
+    observation_space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    action_space = gym.spaces.Discrete(4)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
+        self.frame = np.random.default_rng(seed).integers(0, 255, (4, 84, 84), np.uint8)
+        return self.frame, {}
+
+    def step(self, action: int) -> tuple:
+        until = time.perf_counter() + 0.004 / 16
+        while time.perf_counter() < until:
+            pass
+        return self.frame, 1.0, False, False, {}
+
+
+@dataclass(frozen=True)
+class Work:
+    """One kind of work: environments, engine and how to make them bare."""
+
+    title: str
+    env: Any
+    engine: str
+    envs_per_shard: int
+    horizon: int
+    policy: Callable[[], Policy]
+    goal: float
+
+
+def tanh(inputs: int, actions: int) -> Callable[[], Policy]:
+    return lambda: TanhPolicy(inputs, actions)
+
+
+WORKS = {
+    "lunarlander": Work(
+        "LunarLander-v3, Gymnasium loop", "LunarLander-v3", "gymnasium", 16, 128, tanh(8, 4), 0.97
+    ),
+    "cartpole": Work(
+        "CartPole-v1, Gymnasium loop", "CartPole-v1", "gymnasium", 16, 128, tanh(4, 2), 1.05
+    ),
+    "envpool": Work(
+        "LunarLander-v3, EnvPool", "LunarLander-v3", "envpool", 64, 128, tanh(8, 4), 0.92
+    ),
+    "native": Work(
+        "CartPole-v1, native vector", "CartPole-v1", "native", 256, 128, tanh(4, 2), 0.88
+    ),
+    "frames": Work(
+        "4×84×84 uint8 frames, 4 ms a step", Frames, "gymnasium", 16, 32, PixelPolicy, 0.95
+    ),
+}
+
+
+def bare_envs(work: Work) -> Any:
+    """Make the environments of one shard as one would without ClusterEnv."""
+    n = work.envs_per_shard
+    if work.engine == "native":
+        return gym.make_vec(work.env, n, vectorization_mode="vector_entry_point")
+    if work.engine == "envpool":
+        import envpool
+
+        return envpool.make(work.env, env_type="gymnasium", num_envs=n, num_threads=1, seed=1)
+    factory = work.env if callable(work.env) else lambda: gym.make(work.env)
+    return gym.vector.SyncVectorEnv([factory] * n)
+
+
+def bare(name: str, seconds: float, start: Any, results: Any) -> None:
+    """Step as fast as one process can; report live rows per second."""
+    work = WORKS[name]
+    torch.set_num_threads(1)
+    envs, policy = bare_envs(work), work.policy()
+    n = work.envs_per_shard
+    context = Context(torch.arange(n))
+    obs, _ = envs.reset()
+    dtype = np.int32 if work.engine == "envpool" else np.int64
+    rows, over = 0, np.zeros(n, np.bool_)
+    start.wait()
+    began = time.perf_counter()
+    with torch.inference_mode():
+        while (spent := time.perf_counter() - began) < seconds:
+            action = policy.act(torch.from_numpy(obs), context).action
+            obs, _, terminated, truncated, _ = envs.step(action.numpy().astype(dtype, copy=False))
+            rows += n - int(over.sum())  # the step after an end only resets
+            over = terminated | truncated
+    results.put(rows / spent)
+
+
+def bare_limit(name: str, workers: int, seconds: float) -> float:
+    """Return the rows per second of independent processes together."""
+    spawn = multiprocessing.get_context("spawn")
+    start, results = spawn.Barrier(workers), spawn.Queue()
+    processes = [
+        spawn.Process(target=bare, args=(name, seconds, start, results)) for _ in range(workers)
+    ]
+    for process in processes:
+        process.start()
+    total = sum(results.get() for _ in processes)
+    for process in processes:
+        process.join()
+    return float(total)
+
+
+def collecting(work: Work, workers: int, seconds: float) -> tuple[float, float, float]:
+    """Return rows per second, CPU seconds of the head per million rows, bytes per row."""
+    store = clusterenv.RolloutStore()
+    with clusterenv.Collector(
+        work.env,
+        work.policy(),
+        num_envs=work.envs_per_shard * workers,
+        horizon=work.horizon,
+        shards=workers,
+        engine=work.engine,
+        seed=1,
+    ) as collector:
+        batches = iter(collector)
+        for _ in range(2 * workers):
+            next(batches)
+        rows, began, cpu = 0, time.perf_counter(), time.process_time()
+        before = collector.stats()
+        while (spent := time.perf_counter() - began) < seconds:
+            batch = next(batches)
+            store.add(batch, newest_version=0)
+            rows += batch.num_rows
+            if store.rows >= workers * work.envs_per_shard * work.horizon:
+                store.take()
+        used = time.process_time() - cpu
+        after = collector.stats()
+    wire = (after.wire_bytes - before.wire_bytes) / max(1, after.rows - before.rows)
+    return rows / spent, 1e6 * used / rows, wire
+
+
+def publishing(workers: int, seconds: float) -> None:
+    """Print what ten announcements a second of a 1 M-parameter policy cost, with no pull."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Linear(8, 980), nn.Tanh(), nn.Linear(980, 980), nn.Tanh(), nn.Linear(980, 4)
+    )
+    policy = Categorical(net)
+    parameters = sum(parameter.numel() for parameter in policy.parameters())
+    rates = {}
+    with clusterenv.Collector(
+        "LunarLander-v3",
+        policy,
+        num_envs=16 * workers,
+        horizon=64,
+        shards=workers,
+        sync=clusterenv.Divergence(1e9),
+        seed=1,
+    ) as collector:
+        batches = iter(collector)
+        for _ in range(4):
+            next(batches)
+        for name in ("quiet", "publishing") * 2:
+            rows, began, due, evaluated = 0, time.perf_counter(), 0.0, 0.0
+            published = collector.stats().announcements
+            evaluated = collector.stats().evaluation_seconds
+            while (spent := time.perf_counter() - began) < seconds:
+                if name == "publishing" and spent >= due:
+                    collector.publish(policy)
+                    due += 0.1
+                rows += next(batches).num_rows
+            rates.setdefault(name, []).append(rows / spent)
+            stats = collector.stats()
+            if name == "publishing":
+                versions = (stats.announcements - published) / spent
+                cost = (stats.evaluation_seconds - evaluated) / (stats.announcements - published)
+    ratio = statistics.median(rates["publishing"]) / statistics.median(rates["quiet"])
+    print(
+        f"\n{parameters:,} parameters, {versions:.1f} versions/s, nobody over the threshold: "
+        f"{stats.pulls} pulls, {stats.weight_bytes} weight bytes, "
+        f"{1e3 * cost:.1f} ms of evaluation a version, {ratio:.2f} of the quiet throughput"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("works", nargs="*", metavar="work", help=f"of {', '.join(WORKS)}, publish")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    chosen = args.works or [*WORKS, "publish"]
+    unknown = set(chosen) - {*WORKS, "publish"}
+    if unknown:
+        parser.error(f"unknown work {sorted(unknown)}; there are {', '.join(WORKS)} and publish")
+    columns = ("bare limit, rows/s", "Collector, rows/s", "ratio", "goal", "head CPU, s per M rows")
+    print(f"| work | {' | '.join(columns)} | bytes per row |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
+    for name in chosen:
+        if name == "publish":
+            continue
+        work = WORKS[name]
+        limits, rates, heads, wires = [], [], [], []
+        for _ in range(args.rounds):
+            limits.append(bare_limit(name, args.workers, args.seconds))
+            rate, head, wire = collecting(work, args.workers, args.seconds)
+            rates.append(rate)
+            heads.append(head)
+            wires.append(wire)
+        ratio = statistics.median(rate / limit for rate, limit in zip(rates, limits, strict=True))
+        print(
+            f"| {work.title}, {args.workers} × {work.envs_per_shard} "
+            f"| {statistics.median(limits):,.0f} | {statistics.median(rates):,.0f} | {ratio:.2f} "
+            f"| {work.goal} | {statistics.median(heads):.2f} | {statistics.median(wires):,.0f} |",
+            flush=True,
+        )
+    if "publish" in chosen:
+        publishing(args.workers, args.seconds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""What a policy may return as actions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from clusterenv.schema import Column, Layout
+
+__all__ = ["ActionCheck", "PolicyFault"]
+
+
+class PolicyFault(Exception):
+    """A policy returned something that cannot be used; the message says what and where."""
+
+
+class ActionCheck:
+    """Turns a policy's actions into what the engine takes, or says what is wrong with them."""
+
+    def __init__(self, space: spaces.Space[Any], n: int) -> None:
+        self._space = space
+        (leaf,) = Layout(space).leaves
+        self._dtype = leaf.dtype
+        self._shape = (n, *leaf.shape)
+        self._start = 0
+        self._low: Any = None
+        self._high: Any = None
+        if isinstance(space, spaces.Discrete):
+            self._start = int(space.start)
+            self._low, self._high = self._start, int(space.start + space.n - 1)
+        elif isinstance(space, spaces.Box):
+            self._low, self._high = space.low, space.high
+        elif isinstance(space, spaces.MultiDiscrete):
+            self._low, self._high = space.start, space.start + space.nvec - 1
+
+    def __call__(self, action: Any, mask: Tensor | None, where: Callable[[int], str]) -> Column:
+        """Return the actions as an array; ``where`` names the place of a row."""
+        if not isinstance(action, Tensor):
+            raise PolicyFault(f"act() must return a tensor of actions, got {type(action).__name__}")
+        array = action.numpy()
+        if array.shape != self._shape:
+            raise PolicyFault(
+                f"the policy's actions have shape {array.shape}, expected {self._shape}: "
+                f"one of {self._space} for each environment"
+            )
+        if array.dtype is not self._dtype:
+            if self._dtype.kind != "f" and array.dtype.kind == "f":
+                raise PolicyFault(
+                    f"the policy's actions are of dtype {array.dtype}, "
+                    f"but {self._space} needs integers"
+                )
+            array = array.astype(self._dtype)
+        if self._low is not None and not self._within(array):
+            row = int(np.argwhere(~((array >= self._low) & (array <= self._high)))[0][0])
+            raise PolicyFault(
+                f"the policy chose {array[row]} for {where(row)}, outside {self._space}"
+            )
+        if mask is not None:
+            allowed = mask[torch.arange(len(array)), torch.from_numpy(array - self._start)].numpy()
+            if not allowed.all():
+                row = int(np.flatnonzero(~allowed)[0])
+                raise PolicyFault(
+                    f"the policy chose action {array[row]} for {where(row)}, which its mask forbids"
+                )
+        return array
+
+    def _within(self, array: Column) -> bool:
+        if isinstance(self._low, int):
+            return bool(array.min() >= self._low and array.max() <= self._high)
+        return bool(((array >= self._low) & (array <= self._high)).all())  # NaN is outside

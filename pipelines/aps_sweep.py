@@ -1,0 +1,207 @@
+"""Does adaptive policy synchronization save weights without costing return? An experiment.
+
+``python -m pipelines.aps_sweep`` trains PPO by every rule, then draws, tabulates and judges.
+The same command goes on with a sweep that was stopped. Going on with a run hands its workers the
+newest version, uncounted; a cut run of ``never`` therefore begins anew.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import math
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import tyro
+
+from clusterenv.errors import ConfigError
+from pipelines import ppo
+from pipelines.aps_arms import (
+    CURVE,
+    SETTINGS,
+    Args,
+    Arm,
+    Outcome,
+    Verdict,
+    arms,
+    judge,
+    mean,
+    table,
+)
+from pipelines.aps_plots import draw
+
+__all__ = ["sweep"]
+
+# Files
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """Return a file's complete rows; none if there is no file."""
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return [row for row in csv.DictReader(file) if None not in row.values()]
+
+
+def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows beside the file, then put them in its place."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".tmp")
+    with beside.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    beside.replace(path)
+
+
+def read_outcomes(out: Path) -> list[Outcome]:
+    """Return the outcomes in ``summary.csv``."""
+    casts: dict[Any, Callable[[str], object]] = {"str": str, "int": int, "float": float}
+    casts["float | None"] = lambda text: float(text) if text else None
+    columns = {field.name: casts[field.type] for field in dataclasses.fields(Outcome)}
+    rows = read(out / "summary.csv")
+    parsed = [{name: cast(row[name]) for name, cast in columns.items()} for row in rows]
+    return [Outcome(**row) for row in parsed]  # type: ignore[arg-type]
+
+
+def read_curves(out: Path, outcomes: Sequence[Outcome]) -> dict[str, list[dict[str, float]]]:
+    """Return the curve of each finished run."""
+    names = [f"{outcome.arm}-{outcome.seed}" for outcome in outcomes]
+    files = {name: read(out / "curves" / f"{name}.csv") for name in names}
+    return {
+        name: [{column: float(row[column]) for column in CURVE} for row in rows]
+        for name, rows in files.items()
+    }
+
+
+def settle(args: Args) -> Args:
+    """Keep the settings of all runs beside them; refuse to mix runs of different settings."""
+    path = args.out / "settings.json"
+    wanted = {name: getattr(args, name) for name in SETTINGS}
+    kept = json.loads(path.read_text()) if path.is_file() else None
+    if args.plot_only:
+        if kept is None:
+            raise ConfigError(f"--plot-only: no sweep is in {args.out}; run one: --out {args.out}")
+        return dataclasses.replace(args, **kept)
+    if kept is None:
+        args.out.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(wanted, indent=2) + "\n")
+    elif kept != wanted:
+        changed = [
+            f"{name} {wanted[name]} (was {kept[name]})"
+            for name in SETTINGS
+            if wanted[name] != kept[name]
+        ]
+        raise ConfigError(
+            f"{args.out} holds runs with other settings: {', '.join(changed)}; go on with those, "
+            f"or write elsewhere: --out {args.out}-2"
+        )
+    return args
+
+
+# Running
+
+
+def plan(args: Args, arm: Arm, seed: int) -> ppo.Args:
+    """Return the arguments of one run."""
+    changes: dict[str, Any] = {name: getattr(args, name) for name in (*SETTINGS, "cluster")}
+    changes |= {"sync": arm.rule, "seed": seed, "out": args.out / "runs" / f"{arm.name}-{seed}"}
+    changes |= {"epochs": 4, "minibatches": 4}  # many small updates: many versions
+    if arm.rule == "divergence":
+        changes["threshold"] = arm.number
+    elif arm.rule == "every":
+        changes["every"] = int(arm.number or 0)
+    begun = (changes["out"] / "checkpoint.pt").is_file()
+    return ppo.preset(**changes, resume=begun and arm.rule != "never")
+
+
+def train(args: Args, arm: Arm, seed: int) -> Outcome:
+    """Do one run, or the rest of it, and keep its curve."""
+    planned = plan(args, arm, seed)
+    if planned.out is not None and not planned.resume:
+        shutil.rmtree(planned.out, ignore_errors=True)  # what a cut run left
+    result = ppo.train(planned)
+    if result.steps < args.total_steps:
+        raise KeyboardInterrupt(f"stopped in {result.out}; the same command goes on from there")
+    rows = read(result.out / "progress.csv")
+    write(
+        args.out / "curves" / f"{arm.name}-{seed}.csv",
+        [{name: row[name] for name in CURVE} for row in rows],
+    )
+    full = [row for row in rows if int(row["episodes"]) >= 100] or rows  # few episodes say little
+    returns = [float(row["mean_return"]) for row in full]
+    return Outcome(
+        arm=arm.name,
+        rule=arm.rule,
+        threshold=arm.number if arm.rule == "divergence" else None,
+        seed=seed,
+        final_return=result.mean_return,
+        best_return=max(filter(math.isfinite, returns), default=math.nan),
+        steps=result.steps,
+        versions=result.version,
+        pulls=result.pulls,
+        pulls_per_worker=result.pulls / args.shards,
+        weight_bytes=result.weight_bytes,
+        steps_per_second=result.steps / result.seconds,
+        lag_mean=float(rows[-1]["lag_mean"]),
+        seconds=result.seconds,
+    )
+
+
+def sweep(args: Args) -> Verdict:
+    """Do all runs that are not in the summary; draw, tabulate and judge all that are.
+
+    Raises
+    ------
+    ConfigError
+        If the arguments cannot work, or differ from those of the runs in ``out``.
+    """
+    chosen = [] if args.plot_only else arms(args)
+    for arm in chosen:
+        ppo.sync_rule(plan(args, arm, 0))  # refuses a bad number before anything runs
+    args = settle(args)
+    outcomes = read_outcomes(args.out)
+    finished = {(outcome.arm, outcome.seed) for outcome in outcomes}
+    # Seed by seed: a sweep that was stopped has something of every arm.
+    runs = [(arm, seed) for seed in args.seeds for arm in chosen]
+    todo = [(arm, seed) for arm, seed in runs if (arm.name, seed) not in finished]
+    if runs:
+        print(f"{len(runs)} runs, {len(runs) - len(todo)} of them finished before", flush=True)
+    for index, (arm, seed) in enumerate(todo):
+        seconds = mean(outcomes, "seconds") * (len(todo) - index) if outcomes else None
+        left = "unknown" if seconds is None else f"about {timedelta(seconds=round(seconds))}"
+        print(
+            f"run {index + 1} of {len(todo)}: {arm.name}, seed {seed}; time left for all: {left}",
+            flush=True,
+        )
+        outcomes.append(train(args, arm, seed))
+        write(args.out / "summary.csv", [dataclasses.asdict(outcome) for outcome in outcomes])
+    if not outcomes:
+        raise ConfigError(f"{args.out} has no finished run; run some: --seeds 100 200 300")
+
+    curves = read_curves(args.out, outcomes)
+    draw(args, outcomes, curves)
+    returns = [[row["mean_return"] for row in curve] for curve in curves.values()]
+    untrained = fmean(next(filter(math.isfinite, curve), math.nan) for curve in returns)
+    verdict = judge(outcomes, untrained)
+    print(f"{table(outcomes)}\n\n{verdict.text}\n\nplots are in {args.out}", flush=True)
+    return verdict
+
+
+def main() -> None:
+    """Read the command line and sweep."""
+    try:
+        sweep(tyro.cli(Args, description=__doc__))
+    except (ConfigError, KeyboardInterrupt) as error:
+        sys.exit(f"aps_sweep: {str(error) or 'interrupted'}")
+
+
+if __name__ == "__main__":
+    main()
