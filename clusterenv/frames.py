@@ -20,6 +20,7 @@ class Frame(enum.IntEnum):
     RESET = 1
     STEP = 2
     CALL = 3
+    ACT = 4
     RESULT = 11
     VALUE = 12
     # The head lets a shard collect (``Collector``).

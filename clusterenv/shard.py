@@ -18,11 +18,13 @@ import numpy as np
 import numpy.typing as npt
 from distributed import get_worker
 from distributed.comm import get_address_host
+from gymnasium.vector import AutoresetMode
 
 from clusterenv.channel import Channel, Header, Listener, dumps, loads
 from clusterenv.envs import Engine, EnvDescription, Infos, Slot, build
 from clusterenv.errors import ChannelClosed
 from clusterenv.frames import Failure, Frame, failure_of
+from clusterenv.remote_policy import ActRequest, LocalPolicy
 from clusterenv.schema import Column, Layout
 from clusterenv.stream import Stream
 
@@ -176,6 +178,8 @@ class _Server:
         self._actions = Layout(engine.description.action_space)
         self._slot = Slot.empty(self._layout, engine.num_envs)
         self._whole = StepRequest(None, self._actions.dtypes, [])
+        self._policy: LocalPolicy | None = None
+        self._began = np.ones(engine.num_envs, np.bool_)
 
     def run(self) -> None:
         """Serve until the channel closes."""
@@ -189,6 +193,10 @@ class _Server:
                     self._step(request, self._read_actions(header, request))
                 elif header.kind == Frame.RESET:
                     self._reset(ResetRequest(*loads(raw)))
+                elif header.kind == Frame.ACT:
+                    weights = np.empty(header.body, np.uint8)
+                    self._channel.recv_body(header, [weights])
+                    self._act(ActRequest(*loads(raw)), weights)
                 else:
                     call = CallRequest(*loads(raw))
                     doing = call.method
@@ -222,11 +230,30 @@ class _Server:
 
     def _reset(self, request: ResetRequest) -> None:
         infos = self._engine.reset(self._slot, request.seeds, request.options, request.mask)
+        self._began |= True if request.mask is None else request.mask
         self._send_result(infos, slice(None))
 
-    def _send_result(self, infos: Infos, rows: slice | npt.NDArray[np.intp]) -> None:
+    def _act(self, request: ActRequest, weights: npt.NDArray[np.uint8]) -> None:
+        if self._policy is None:
+            self._policy = LocalPolicy(self._engine.description, self._first, self._engine.num_envs)
+        self._policy.update(request, weights)
+        slot = self._slot
+        chosen = self._policy.act(slot.obs, self._began)
+        dead = slot.terminated | slot.truncated  # under NEXT_STEP this step only resets them
+        infos = self._engine.step([chosen["action"]], slot, None)
+        ended = slot.terminated | slot.truncated
+        same_step = self._engine.description.autoreset_mode is AutoresetMode.SAME_STEP
+        self._began = ended if same_step else dead
+        self._send_result(infos, slice(None), chosen)
+
+    def _send_result(
+        self,
+        infos: Infos,
+        rows: slice | npt.NDArray[np.intp],
+        chosen: dict[str, Column] | None = None,
+    ) -> None:
         objects = [self._slot.obs[k][rows] for k in self._layout.objects]
-        blob = dumps((infos, objects)) if infos or objects else b""
+        blob = dumps((infos, objects, chosen)) if infos or objects or chosen else b""
         self._channel.send(Frame.RESULT, blob, self._slot.buffers(self._layout, rows))
 
 

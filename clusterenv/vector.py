@@ -17,10 +17,12 @@ from distributed import Client
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
+from torch import nn
 
 from clusterenv import config
 from clusterenv.channel import Header, dumps, dumps_by_value
 from clusterenv.cluster import ClusterLike
+from clusterenv.env_loop import check_spaces
 from clusterenv.envs import Infos, Slot
 from clusterenv.errors import (
     ActionError,
@@ -35,8 +37,11 @@ from clusterenv.fleet import Fleet, Link
 from clusterenv.frames import Frame
 from clusterenv.infos import VectorInfo, merge, merge_vector
 from clusterenv.launch import make_recipe, open_fleet
+from clusterenv.policies.base import Policy
+from clusterenv.remote_policy import RemotePolicy
 from clusterenv.schema import Column, Layout
 from clusterenv.shard import CallRequest, ResetRequest, StepRequest
+from clusterenv.sync.rules import EveryVersion, SyncRule
 
 __all__ = ["ClusterEnv", "make_vec"]
 
@@ -127,6 +132,9 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self._exchange = Exchange(fleet)
         self._owned_client = owned_client
         self._closed_because = ""
+        self.sync: SyncRule = EveryVersion()
+        """When ``step(policy)`` sends newer weights to a shard; set it before the first."""
+        self._remote: RemotePolicy | None = None
         about = fleet.description
         last = fleet.links[-1].share
         self.num_envs = int(last.first + last.count)
@@ -176,8 +184,19 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         return self._obs.nest(result.slot.obs), result.info()
 
     def step(self, actions: Any) -> StepResult:
-        """Step every environment and wait for all of them."""
+        """Step every environment and wait for all of them.
+
+        Parameters
+        ----------
+        actions
+            A batch of actions, or a :class:`clusterenv.policies.Policy`: then the policy acts
+            beside the environments, and ``info`` holds the chosen ``action``, the policy's
+            own columns (``log_prob``, ``value``, …) and the ``policy_version`` that acted.
+            Weights travel when :attr:`sync` says so.
+        """
         self._check_open()
+        if isinstance(actions, nn.Module):
+            return self._step_policy(actions)
         columns = self._action_columns(actions, self.num_envs)
         self._check_ready(slice(None))
         result = _Result(self._obs, self.num_envs)
@@ -189,6 +208,31 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             self._note_over(slice(None), result.slot)
         obs, reward, terminated, truncated = result.slot
         return self._obs.nest(obs), reward, terminated, truncated, result.info()
+
+    def _step_policy(self, policy: nn.Module) -> StepResult:
+        if not isinstance(policy, Policy):
+            raise ActionError(
+                f"step() got a {type(policy).__name__}; wrap it: "
+                "envs.step(clusterenv.policies.Categorical(module)) or CleanRL(agent)"
+            )
+        self._check_ready(slice(None))
+        if self._remote is None:
+            check_spaces(self.single_observation_space, self.single_action_space)
+            links = len(self._fleet.links)
+            self._remote = RemotePolicy(policy, self.sync, self._obs, links)
+        self._remote.refresh(policy)
+        result = _Result(self._obs, self.num_envs)
+        for link in self._fleet.links:
+            reader = self._reader(result, link.span, link.rows)
+            with self._closing_on_error():
+                self._exchange.send(link, Frame.ACT, reader, *self._remote.request(link.index))
+        self._collect(len(self._fleet.links))
+        if self._disabled:
+            self._note_over(slice(None), result.slot)
+        obs, reward, terminated, truncated = result.slot
+        self._remote.observe(obs)
+        info = {**result.info(), **result.chosen}
+        return self._obs.nest(obs), reward, terminated, truncated, info
 
     # The asynchronous face
 
@@ -371,11 +415,13 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             target = result or _Result(self._obs, len(ids), ids)
             link.channel.recv_body(header, target.slot.buffers(self._obs, into))
             if blob is not None:
-                infos, objects = blob
+                infos, objects, chosen = blob
                 for k, column in zip(self._obs.objects, objects, strict=True):
                     target.slot.obs[k][into] = column
                 if infos:
                     target.add(link.index, infos, into)
+                if chosen:
+                    target.choose(chosen, into)
             return target
 
         return read
@@ -538,9 +584,16 @@ class _Result:
         self.n = n
         self.ids = np.arange(n) if ids is None else ids
         self._infos: dict[int, tuple[Any, Rows]] = {}
+        self.chosen: dict[str, Column] = {}
 
     def add(self, shard: int, infos: Infos, into: slice) -> None:
         self._infos[shard] = (infos, np.arange(self.n)[into])
+
+    def choose(self, chosen: dict[str, Column], into: slice) -> None:
+        for name, values in chosen.items():
+            if name not in self.chosen:
+                self.chosen[name] = np.empty((self.n, *values.shape[1:]), values.dtype)
+            self.chosen[name][into] = values
 
     def info(self) -> dict[str, Any]:
         merged: dict[str, Any] = {}

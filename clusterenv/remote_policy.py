@@ -1,0 +1,129 @@
+"""``ClusterEnv.step(policy)``: the policy acts beside the environments, one step at a time.
+
+The head knows which version each shard has and how far it has diverged, so it sends weights
+along with the step to those shards whose rule asks for them, and to no others.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from clusterenv.actions import ActionCheck
+from clusterenv.channel import Array, dumps, dumps_by_value, loads
+from clusterenv.envs import EnvDescription
+from clusterenv.policies.base import Context, Policy
+from clusterenv.schema import Column, Layout
+from clusterenv.sync.publisher import Publisher
+from clusterenv.sync.rules import SyncRule
+from clusterenv.sync.weights import Weights, load, manifest_of
+
+__all__ = ["ActRequest", "LocalPolicy", "RemotePolicy"]
+
+
+class ActRequest(NamedTuple):
+    """Blob of an ``ACT`` frame; its body is the weights of ``version``, or nothing."""
+
+    policy: bytes | None
+    """The pickled policy, the first time."""
+    version: int
+
+
+class RemotePolicy:
+    """The head's side: knows what each shard acts with."""
+
+    def __init__(self, policy: Policy, rule: SyncRule, observations: Layout, shards: int) -> None:
+        self._pickled = dumps_by_value(policy)
+        self._rule = rule
+        self._publisher = Publisher(policy, rule, observations, shards)
+        self._has = [False] * shards
+        self._print = _fingerprint(policy)
+        self._divergences: dict[int, float] = {}
+        self.pulls = 0
+        self.weight_bytes = 0
+
+    def refresh(self, policy: Policy) -> None:
+        """Make a new version if the policy's tensors were changed since the last step."""
+        now = _fingerprint(policy)
+        if now != self._print:
+            self._print = now
+            self._divergences = dict(self._publisher.publish(policy, {}).divergences)
+
+    def request(self, shard: int) -> tuple[bytes, list[Array]]:
+        """Return blob and body of the frame that makes a shard act."""
+        publisher = self._publisher
+        if not self._has[shard]:
+            self._has[shard] = True
+            pickled: bytes | None = self._pickled
+            held = 0
+        else:
+            pickled, held = None, publisher.in_use[shard]
+        lag = publisher.version - held
+        if lag and self._rule.should_pull(lag, self._divergences.get(held)):
+            publisher.in_use[shard] = publisher.version
+            buffer = publisher.newest.buffer
+            self.pulls += 1
+            self.weight_bytes += buffer.nbytes
+            return dumps(tuple(ActRequest(pickled, publisher.version))), [buffer]
+        return dumps(tuple(ActRequest(pickled, held))), []
+
+    def observe(self, obs: list[Column]) -> None:
+        """Keep some observations, to compare versions on."""
+        if self._rule.needs_divergence:
+            self._publisher.probe.add(obs, np.arange(len(obs[0])), take=8)
+
+
+class LocalPolicy:
+    """A shard's side: acts on the observations that its environments gave last."""
+
+    def __init__(self, about: EnvDescription, first: int, n: int) -> None:
+        self._envs = torch.arange(first, first + n)
+        self._first = first
+        self._layout = Layout(about.observation_space)
+        self._check = ActionCheck(about.action_space, n)
+        self._n = n
+
+    def update(self, request: ActRequest, buffer: npt.NDArray[np.uint8]) -> None:
+        """Take the policy, or newer weights, if the request brings them."""
+        if request.policy is not None:
+            torch.set_num_threads(1)
+            self._policy: Policy = loads(request.policy).eval()
+            self._manifest = manifest_of(self._policy)
+            self._state = self._policy.initial_state(self._n)
+        if buffer.nbytes:
+            load(self._policy, self._manifest, Weights(request.version, buffer))
+        self._version = request.version
+
+    def act(self, obs: list[Column], began: npt.NDArray[np.bool_]) -> dict[str, Column]:
+        """Return the actions, and everything else that goes into the infos.
+
+        Parameters
+        ----------
+        obs
+            The newest observation of every environment.
+        began
+            Which of them begin an episode.
+        """
+        with torch.inference_mode():
+            if self._state and began.any():
+                at = torch.from_numpy(np.flatnonzero(began))
+                for name, tensor in self._policy.initial_state(len(at)).items():
+                    self._state[name][at] = tensor
+            nested = self._layout.nest([torch.from_numpy(column) for column in obs])
+            mask = nested.get("action_mask") if isinstance(nested, dict) else None
+            decision = self._policy.act(nested, Context(self._envs, {}, self._state, mask))
+            if decision.state:
+                self._state = {name: tensor.clone() for name, tensor in decision.state.items()}
+        action = self._check(decision.action, mask, lambda row: f"environment {self._first + row}")
+        extras: dict[str, Column] = {k: v.numpy() for k, v in decision.extras.items()}
+        versions = np.full(self._n, self._version, np.int64)
+        return {"action": action, **extras, "policy_version": versions}
+
+
+def _fingerprint(policy: Policy) -> tuple[Any, ...]:
+    # Optimisers change tensors in place, and torch counts that.
+    tensors = policy.state_dict(keep_vars=True).values()
+    return tuple((id(tensor), tensor._version) for tensor in tensors)

@@ -1,0 +1,129 @@
+"""``ClusterEnv.step(policy)``: the policy acts beside the environments."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from agents import Bad, Counter, Cycle, cartpole_policy
+from compare import assert_same
+from distributed import Client
+from gymnasium.vector import SyncVectorEnv
+from torch import nn
+from worlds import World
+
+import clusterenv
+from clusterenv import Divergence, Never, errors
+
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
+
+
+def nudge(policy: Any, by: float) -> None:
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(by * torch.randn_like(parameter))
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3])
+def test_the_five_values_are_those_of_the_chosen_actions(client: Client, shards: int) -> None:
+    ours = clusterenv.make_vec(World, 7, shards=shards, cluster=client)
+    theirs = SyncVectorEnv([World] * 7)
+    with ours:
+        assert_same(ours.reset(seed=2), theirs.reset(seed=2))
+        for step in range(20):
+            obs, reward, terminated, truncated, info = ours.step(Cycle(5, start=2))
+            expected = theirs.step(2 + np.arange(7) % 5 if step == 0 else info["action"])
+            assert_same((obs, reward, terminated, truncated), expected[:4])
+            assert_same(info["weight"], expected[4]["weight"])
+            assert_same(info["twice"], 2 * info["action"].astype(np.float32))
+            # Aligned with the environments, whatever order the shards answer in.
+            assert_same(info["action"], 2 + (np.arange(7) + step) % 5)
+
+
+def test_log_probabilities_are_of_the_version_that_acted(client: Client) -> None:
+    policy = cartpole_policy()
+    with clusterenv.make_vec("CartPole-v1", 5, shards=2, cluster=client) as envs:
+        obs, _ = envs.reset(seed=1)
+        for version in range(4):
+            following, *_, info = envs.step(policy)
+            with torch.no_grad():
+                net = torch.distributions.Categorical(logits=policy.module(torch.from_numpy(obs)))
+                expected = net.log_prob(torch.from_numpy(info["action"])).numpy()
+            assert info["policy_version"].tolist() == [version] * 5
+            assert np.allclose(info["log_prob"], expected, atol=1e-5)
+            nudge(policy, 0.3)
+            obs = following
+
+
+def test_an_unchanged_policy_moves_no_weights(client: Client) -> None:
+    policy = cartpole_policy()
+    with clusterenv.make_vec("CartPole-v1", 4, shards=2, cluster=client) as envs:
+        envs.reset(seed=1)
+        for _ in range(10):
+            envs.step(policy)
+        assert envs._remote is not None
+        assert (envs._remote.pulls, envs._remote.weight_bytes) == (0, 0)
+        nudge(policy, 0.1)
+        envs.step(policy)
+        assert envs._remote.pulls == 2
+
+
+def test_weights_travel_only_on_divergence(client: Client) -> None:
+    torch.manual_seed(0)
+    policy = cartpole_policy()
+    with clusterenv.make_vec("CartPole-v1", 4, shards=2, cluster=client) as envs:
+        envs.sync = Divergence(0.05)
+        envs.reset(seed=1)
+        envs.step(policy)
+        nudge(policy, 1e-4)
+        assert envs.step(policy)[4]["policy_version"].tolist() == [0] * 4
+        nudge(policy, 1.0)
+        assert envs.step(policy)[4]["policy_version"].tolist() == [2] * 4
+    with clusterenv.make_vec("CartPole-v1", 4, shards=2, cluster=client) as envs:
+        envs.sync = Never()
+        envs.reset(seed=1)
+        envs.step(policy)
+        nudge(policy, 1.0)
+        assert envs.step(policy)[4]["policy_version"].tolist() == [0] * 4
+
+
+@pytest.mark.parametrize("mode", list(gym.vector.AutoresetMode)[:2])
+def test_recurrent_state_begins_with_the_episode(client: Client, mode: Any) -> None:
+    with clusterenv.make_vec(
+        "CartPole-v1", 3, shards=2, cluster=client, autoreset_mode=mode
+    ) as envs:
+        envs.reset(seed=1)
+        count = np.zeros(3)
+        same = mode is gym.vector.AutoresetMode.SAME_STEP
+        over = np.zeros(3, bool)
+        for _ in range(40):
+            _, _, terminated, truncated, info = envs.step(Counter())
+            live = ~over
+            assert info["value"][live].tolist() == count[live].tolist()
+            ended = terminated | truncated
+            count = np.where(ended if same else over, 0, count + 1)
+            over = np.zeros(3, bool) if same else ended
+
+
+def test_what_is_no_policy_is_refused_with_the_right_call(client: Client) -> None:
+    with clusterenv.make_vec("CartPole-v1", 2, shards=1, cluster=client) as envs:
+        with pytest.raises(errors.ResetNeeded):
+            envs.step(cartpole_policy())
+        envs.reset(seed=1)
+        with pytest.raises(errors.ActionError, match=r"step\(\) got a Linear; wrap it"):
+            envs.step(nn.Linear(4, 2))
+        envs.step([0, 1])
+        with pytest.raises(errors.PolicyError, match="chose 7 for environment 1"):
+            envs.step(Bad("range", after=0))
+
+
+def test_a_copy_of_the_policy_is_a_new_version(client: Client) -> None:
+    policy = cartpole_policy()
+    with clusterenv.make_vec("CartPole-v1", 2, shards=1, cluster=client) as envs:
+        envs.reset(seed=1)
+        envs.step(policy)
+        assert envs.step(copy.deepcopy(policy))[4]["policy_version"].tolist() == [1, 1]
