@@ -44,6 +44,16 @@ def test_step_benchmark_prints_ratios() -> None:
     assert "Dask actor calls" in output
 
 
+def test_collect_benchmark_prints_ratios() -> None:
+    output = run(
+        "benchmarks/collect.py", "cartpole", "publish", "--rounds", "1", "--seconds", "0.5"
+    )
+    assert re.search(
+        r"CartPole-v1, Gymnasium loop, 2 × 16 \| [\d,]+ \| [\d,]+ \| \d+\.\d\d", output
+    )
+    assert "0 pulls, 0 weight bytes" in output
+
+
 def test_a_script_for_sync_vector_env_learns_the_same_on_a_cluster(client: Client) -> None:
     """The unchanged training function gives the same result, to the last bit, on both."""
     train = runpy.run_path(str(ROOT / "examples" / "cleanrl_style_ppo.py"))["train"]
@@ -58,14 +68,13 @@ def test_a_script_for_sync_vector_env_learns_the_same_on_a_cluster(client: Clien
     assert results[0] > 20
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/engines.md"])
-def test_python_blocks_of_the_documentation_run(page: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", ["README.md", "docs/engines.md", "docs/collecting.md"])
+def test_python_blocks_of_the_documentation_run_as_they_stand(page: str, tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     assert blocks
     for number, block in enumerate(blocks):
         script = tmp_path / f"block_{number}.py"
-        body = block.replace("\n", "\n    ")
-        script.write_text(f"if __name__ == '__main__':\n    {body}\n")
+        script.write_text(block)
         done = subprocess.run(
             [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=60
         )
