@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -74,8 +75,8 @@ class StepRequest(NamedTuple):
     An empty blob stands for all environments and the dtypes of the action space.
     """
 
-    rows: npt.NDArray[np.intp] | None
-    dtypes: list[np.dtype[Any]]
+    rows: slice | npt.NDArray[np.intp] | None
+    dtypes: list[np.dtype[Any]] | None
     objects: list[Column]
 
 
@@ -208,10 +209,12 @@ class _Server:
                 self._channel.send(Frame.FAILED, dumps(failure_of(error, self._first, doing)))
 
     def _read_actions(self, header: Header, request: StepRequest) -> list[Column]:
-        n = self._engine.num_envs if request.rows is None else len(request.rows)
+        n = self._engine.num_envs if request.rows is None else len(_indices(request.rows))
         arrays = [
             np.empty((n, *self._actions.leaves[k].shape), dtype)
-            for k, dtype in zip(self._actions.arrays, request.dtypes, strict=True)
+            for k, dtype in zip(
+                self._actions.arrays, request.dtypes or self._actions.dtypes, strict=True
+            )
         ]
         self._channel.recv_body(header, arrays)
         if not request.objects:
@@ -225,7 +228,7 @@ class _Server:
 
     def _step(self, request: StepRequest, actions: list[Column]) -> None:
         rows = request.rows
-        infos = self._engine.step(actions, self._slot, None if rows is None else rows.tolist())
+        infos = self._engine.step(actions, self._slot, None if rows is None else _indices(rows))
         self._send_result(infos, slice(None) if rows is None else rows)
 
     def _reset(self, request: ResetRequest) -> None:
@@ -255,6 +258,13 @@ class _Server:
         objects = [self._slot.obs[k][rows] for k in self._layout.objects]
         blob = dumps((infos, objects, chosen)) if infos or objects or chosen else b""
         self._channel.send(Frame.RESULT, blob, self._slot.buffers(self._layout, rows))
+
+
+def _indices(rows: slice | npt.NDArray[np.intp]) -> Sequence[int]:
+    if isinstance(rows, slice):
+        return range(rows.start, rows.stop)
+    indices: list[int] = rows.tolist()
+    return indices
 
 
 def _bindable_host(address: str) -> str:

@@ -8,7 +8,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -151,6 +151,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self._shard_of = np.repeat(
             np.arange(len(fleet.links)), [link.share.count for link in fleet.links]
         )
+        self._whole = [_Group(link, link.rows, None, b"") for link in fleet.links]
+        self._groups = {id(whole.ids): whole for whole in self._whole}
         self._pending = np.zeros(self.num_envs, np.bool_)
         self._started = False  # the first reset is of all environments
         self._over = np.zeros(self.num_envs, np.bool_)  # wait for a reset; DISABLED only
@@ -200,9 +202,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         columns = self._action_columns(actions, self.num_envs)
         self._check_ready(slice(None))
         result = _Result(self._obs, self.num_envs)
-        for link in self._fleet.links:
-            part = [column[link.span] for column in columns]
-            self._send_step(link, part, None, result, link.span, link.rows)
+        for whole in self._whole:
+            self._send_step(whole, [column[whole.link.span] for column in columns], result)
         self._collect(len(self._fleet.links))
         if self._disabled:
             self._note_over(slice(None), result.slot)
@@ -266,22 +267,19 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             all. With the engines ``"native"`` and ``"envpool"``: whole shards, in order.
         """
         self._check_open()
-        for link in self._fleet.links:
-            if env_ids is link.rows:  # what recv() gave: a whole shard, nothing to look up
-                columns = self._action_columns(actions, link.share.count)
-                self._check_ready(link.span)
-                self._send_step(link, columns, None, None, slice(None), link.rows)
-                self._pending[link.span] = True
-                return
+        known = self._groups.get(id(env_ids))
+        if known is not None:  # what recv() gave: nothing to look up
+            columns = self._action_columns(actions, len(known.ids))
+            self._check_ready(known.ids)
+            self._send_step(known, columns)
+            self._pending[known.ids] = True
+            return
         ids = self._env_ids(env_ids)
         columns = self._action_columns(actions, len(ids))
         self._check_ready(ids)
-        parts = [
-            (link, [column[at] for column in columns], self._local_rows(link, ids[at]), ids[at])
-            for link, at in self._by_shard(ids)
-        ]
-        for link, part, rows, part_ids in parts:
-            self._send_step(link, part, rows, None, slice(None), part_ids)
+        groups = [(self._group(link, ids[at]), at) for link, at in self._by_shard(ids)]
+        for group, at in groups:
+            self._send_step(group, [column[at] for column in columns])
         self._pending[ids] = True
 
     def recv(self) -> StepResult:
@@ -388,23 +386,17 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self._started = True
 
     def _send_step(
-        self,
-        link: Link,
-        columns: Sequence[Column],
-        rows: Rows | None,
-        result: _Result | None,
-        into: slice,
-        ids: Rows,
+        self, group: _Group, columns: Sequence[Column], result: _Result | None = None
     ) -> None:
         arrays = [columns[k] for k in self._act.arrays]
         objects = [columns[k] for k in self._act.objects]
         dtypes = [array.dtype for array in arrays]
-        blob = b""  # all environments, actions as the space says: nothing to add
-        if rows is not None or objects or dtypes != self._act.dtypes:
-            blob = dumps(tuple(StepRequest(rows, dtypes, objects)))
-        reader = self._reader(result, into, ids)
+        blob = group.blob
+        if objects or dtypes != self._act.dtypes:
+            blob = dumps(tuple(StepRequest(group.rows, dtypes, objects)))
+        reader = self._reader(result, group.link.span if result else slice(None), group.ids)
         with self._closing_on_error():
-            self._exchange.send(link, Frame.STEP, reader, blob, arrays)
+            self._exchange.send(group.link, Frame.STEP, reader, blob, arrays)
 
     def _reader(
         self, result: _Result | None, into: slice, ids: Rows
@@ -522,16 +514,25 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             return [(self._fleet.links[shard[0]], slice(None))]
         return [(self._fleet.links[k], np.flatnonzero(shard == k)) for k in np.unique(shard)]
 
-    def _local_rows(self, link: Link, ids: Rows) -> Rows | None:
-        """Return the shard's own row numbers, or ``None`` for all of its environments."""
-        if len(ids) == link.share.count and (ids == link.rows).all():
-            return None
+    def _group(self, link: Link, ids: Rows) -> _Group:
+        """Return the group of these environments, and know it again when it is sent again."""
+        rows: slice | Rows | None = ids - link.share.first
+        assert isinstance(rows, np.ndarray)
+        if (np.diff(rows) == 1).all():  # neighbours: columns are viewed, not gathered
+            rows = slice(int(rows[0]), int(rows[-1]) + 1)
+            if rows == slice(0, link.share.count):
+                return self._whole[link.index]
         if not self._fleet.description.partial:
             raise ConfigError(
                 f"this engine steps whole shards: environments {link.rows[0]} to {link.rows[-1]} "
                 f"together and in order, got {ids.tolist()}; pass info['env_id'] as recv() gave it"
             )
-        return ids - link.share.first
+        ids.setflags(write=False)
+        if len(self._groups) > 4 * self.num_envs:  # somebody never sends the same group twice
+            self._groups = {id(whole.ids): whole for whole in self._whole}
+        blob = dumps(tuple(StepRequest(rows, None, [])))
+        group = self._groups[id(ids)] = _Group(link, ids, rows, blob)
+        return group
 
     def _reset_arguments(
         self, seed: int | Sequence[int | None] | None, options: dict[str, Any] | None
@@ -574,6 +575,18 @@ def _seeds(given: Any) -> list[int | None]:
         raise ConfigError(
             f"seed must be an integer or a list of integers, got {given!r}: reset(seed=1)"
         ) from error
+
+
+class _Group(NamedTuple):
+    """Environments of one shard that are stepped together."""
+
+    link: Link
+    ids: Rows
+    """Their global indices; read-only, as ``recv`` hands them out."""
+    rows: slice | Rows | None
+    """Their rows in the shard; ``None``: all."""
+    blob: bytes
+    """What a request says of them if the actions are as the space says."""
 
 
 class _Result:
