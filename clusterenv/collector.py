@@ -302,8 +302,12 @@ class Collector:
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_intake"):
+        if not hasattr(self, "_intake") or self.closed:
+            return
+        if threading.current_thread() is threading.main_thread():
             self.close()
+        else:  # perhaps Dask's event loop, which must not wait for itself
+            threading.Thread(target=self.close, name="clusterenv-close").start()
 
 
 def _check(policy: Any, horizon: int, credit: int, rule: Any) -> None:
