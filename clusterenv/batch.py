@@ -72,11 +72,15 @@ class Batch:
         """The columns' names."""
         return list(self._columns)
 
-    def __getitem__(self, name: str) -> Column:
+    def flat(self, name: str) -> Column:
+        """Return a column with one row after the other, as in the record batch."""
         try:
-            flat = self._columns[name]
+            return self._columns[name]
         except KeyError:
             raise KeyError(f"no column {name!r}; there are {', '.join(self.names)}") from None
+
+    def __getitem__(self, name: str) -> Column:
+        flat = self.flat(name)
         return flat.reshape(self.horizon, self.num_envs, *flat.shape[1:])
 
     def torch(self) -> dict[str, torch.Tensor]:

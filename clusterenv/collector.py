@@ -136,7 +136,13 @@ class Collector:
                     self._send(link, Frame.TICKET, dumps(False))
         batch = self._take()
         self._send(self._fleet.links[batch.shard], Frame.TICKET, dumps(False))
+        self._sample_probe(batch)
         return batch
+
+    @property
+    def ready(self) -> int:
+        """Batches that can be taken without waiting."""
+        return self._received.qsize()
 
     def collect(self, rows: int) -> list[Batch]:
         """Return batches of at least ``rows`` rows together, as they arrive."""
@@ -161,8 +167,10 @@ class Collector:
             )
         for link in self._fleet.links:
             self._send(link, Frame.TICKET, dumps(True))
-        batches = [self._take() for _ in self._fleet.links]
-        return sorted(batches, key=lambda batch: batch.shard)
+        batches = sorted((self._take() for _ in self._fleet.links), key=lambda batch: batch.shard)
+        for batch in batches:  # in this order, whichever came first: the same seed, the same run
+            self._sample_probe(batch)
+        return batches
 
     def publish(self, policy: Policy, **scalars: float) -> int:
         """Announce a new version of the policy.
@@ -250,9 +258,13 @@ class Collector:
         )
         with self._tally.lock:
             self._tally.add(link.index, batch.num_rows, header.body, meta)
-            obs = [columns[name] for name in self._obs_names]
-            self._publisher.probe.add(obs, columns["env"], columns.get("action_mask"))
         return batch
+
+    def _sample_probe(self, batch: Batch) -> None:
+        mask = batch.flat("action_mask") if "action_mask" in batch.names else None
+        with self._tally.lock:
+            obs = [batch.flat(name) for name in self._obs_names]
+            self._publisher.probe.add(obs, batch.flat("env"), mask)
 
     def _send(self, link: Link, kind: Frame, blob: bytes, body: Sequence[Any] = ()) -> None:
         try:

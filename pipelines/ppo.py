@@ -63,6 +63,7 @@ class Args:
     epochs: int = 4  # passes over a rollout
     minibatches: int = 4  # per pass
     clip: float = 0.2  # how far the ratio of probabilities may move
+    max_correction: float = 2.0  # bound of the importance weights of rows by an older version
     clip_value: bool = False  # keep the new values within clip of the old
     entropy: float = 0.01  # weight of the entropy bonus
     value_coef: float = 0.5  # weight of the value loss
@@ -132,6 +133,10 @@ def update(
     action = rollout["raw_action" if agent.log_std is not None else "action"].flatten(0, 1)
     behaviour = rollout["log_prob"].flatten()  # of whichever version acted
     with torch.no_grad():
+        # Decoupled clipping: steps are bounded around the policy before this update, whoever
+        # acted; bounded around a policy that acted long ago, they would end before it diverges.
+        proximal = agent.distribution(obs).log_prob(action)
+        correction = (proximal - behaviour).exp().clamp(max=args.max_correction)
         values = agent.value(obs).view_as(rewards)
         following = gae.next_values(values, rollout.tail_rows, agent.value(rollout.tail["obs"]))
         ends = rollout["terminated"], rollout["truncated"]
@@ -146,12 +151,13 @@ def update(
         for rows in torch.randperm(len(obs)).chunk(args.minibatches):
             distribution = agent.distribution(obs[rows])
             value = agent.value(obs[rows])
-            log_ratio = distribution.log_prob(action[rows]) - behaviour[rows]
+            log_ratio = distribution.log_prob(action[rows]) - proximal[rows]
             ratio = log_ratio.exp()
             advantage = advantages[rows]
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
             clipped = ratio.clamp(1 - args.clip, 1 + args.clip)
-            policy_loss = -torch.min(ratio * advantage, clipped * advantage).mean()
+            gain = torch.min(ratio * advantage, clipped * advantage)
+            policy_loss = -(correction[rows] * gain).mean()
             error = (value - targets[rows]).square()
             if args.clip_value:
                 near = values[rows] + (value - values[rows]).clamp(-args.clip, args.clip)
@@ -201,7 +207,7 @@ def train(args: Args) -> Result:
     run = Run(out, COLUMNS, resume=args.resume, quiet=args.quiet)
     with contextlib.closing(gym.make(args.env)) as env:  # only for its spaces
         agent = PPOAgent(env.observation_space, env.action_space, args.hidden, args.normalize_obs)
-    optimizer = torch.optim.Adam(agent.parameters(), args.lr, eps=1e-5)
+    optimizer = torch.optim.Adam(agent.parameters(), args.lr, eps=1e-5, fused=True)
     scales = agent.log_std is not None if args.scale_rewards is None else args.scale_rewards
     scaler = RewardScaler(args.num_envs, args.gamma) if scales else None
     parts: dict[str, Any] = {"agent": agent, "optimizer": optimizer}

@@ -374,7 +374,8 @@ def test_a_lost_worker_is_noticed_within_five_seconds(fragile: Client, how: str)
                 collector.publish(cartpole_policy())
             if how == "iterate":
                 collector.collect(100)
-            collector.rollout()
+            else:
+                collector.rollout()
 
     with pytest.raises(errors.WorkerLost, match="shard"):
         go_on()
