@@ -8,7 +8,7 @@ from clusterenv.batch import Batch
 from clusterenv.cluster import connect
 from clusterenv.collector import Collector
 from clusterenv.stats import Stats
-from clusterenv.store import RolloutStore
+from clusterenv.store import ReplayStore, RolloutStore
 from clusterenv.sync import Divergence, Every, EveryVersion, Never
 from clusterenv.vector import ClusterEnv, make_vec
 
@@ -20,6 +20,7 @@ __all__ = [
     "Every",
     "EveryVersion",
     "Never",
+    "ReplayStore",
     "RolloutStore",
     "Stats",
     "__version__",

@@ -27,12 +27,14 @@ class ActionCheck:
         (leaf,) = Layout(space).leaves
         self._dtype = leaf.dtype
         self._shape = (n, *leaf.shape)
+        self._unsigned = np.dtype(f"u{self._dtype.itemsize}")
         self._start = 0
         self._low: Any = None
         self._high: Any = None
+        self._choices = 0
         if isinstance(space, spaces.Discrete):
-            self._start = int(space.start)
-            self._low, self._high = self._start, int(space.start + space.n - 1)
+            self._start, self._choices = int(space.start), int(space.n)
+            self._low, self._high = self._start, self._start + self._choices - 1
         elif isinstance(space, spaces.Box):
             self._low, self._high = space.low, space.high
         elif isinstance(space, spaces.MultiDiscrete):
@@ -70,6 +72,7 @@ class ActionCheck:
         return array
 
     def _within(self, array: Column) -> bool:
-        if isinstance(self._low, int):
-            return bool(array.min() >= self._low and array.max() <= self._high)
+        if self._choices:  # as unsigned numbers, all that is below the start is far above the end
+            shifted = array - self._start if self._start else array
+            return bool(np.maximum.reduce(shifted.view(self._unsigned)) < self._choices)
         return bool(((array >= self._low) & (array <= self._high)).all())  # NaN is outside

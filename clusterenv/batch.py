@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import functools
 from collections.abc import Mapping
 
 import numpy as np
@@ -10,11 +10,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
+from clusterenv.arrow import to_arrow
 from clusterenv.schema import Column
 
 __all__ = ["Batch"]
-
-_SHAPE = b"shape"
 
 
 class Batch:
@@ -26,8 +25,6 @@ class Batch:
 
     Attributes
     ----------
-    record_batch
-        All rows, time-major: row ``t * num_envs + e``.
     tail_rows
         Rows whose next observation is not the observation one time row below: every row
         that ended an episode, and every row of the last time step.
@@ -62,10 +59,13 @@ class Batch:
         self.shard = shard
         self.incarnation = incarnation
         self.policy_version = policy_version
-        provenance = {"shard": shard, "incarnation": incarnation, "num_envs": num_envs}
-        fields, arrays = zip(*(_to_arrow(n, c) for n, c in columns.items()), strict=True)
-        metadata = {key: str(value) for key, value in provenance.items()}
-        self.record_batch = pa.record_batch(list(arrays), schema=pa.schema(fields, metadata))
+
+    @functools.cached_property
+    def record_batch(self) -> pa.RecordBatch:
+        """All rows, time-major: row ``t * num_envs + e``."""
+        fields, arrays = zip(*(to_arrow(n, c) for n, c in self._columns.items()), strict=True)
+        metadata = {name: str(getattr(self, name)) for name in ("shard", "incarnation", "num_envs")}
+        return pa.record_batch(list(arrays), schema=pa.schema(fields, metadata))
 
     @property
     def names(self) -> list[str]:
@@ -92,19 +92,3 @@ class Batch:
             f"Batch(shard={self.shard}, policy_version={self.policy_version}, "
             f"horizon={self.horizon}, num_envs={self.num_envs}, columns={self.names})"
         )
-
-
-def _to_arrow(name: str, column: Column) -> tuple[pa.Field, pa.Array]:
-    rows, shape = len(column), column.shape[1:]
-    if column.dtype == np.bool_ and not shape:
-        bits = pa.py_buffer(np.packbits(column, bitorder="little"))
-        return pa.field(name, pa.bool_()), pa.Array.from_buffers(pa.bool_(), rows, [None, bits])
-    if column.dtype == np.bool_:
-        column = column.view(np.uint8)
-    kind = pa.from_numpy_dtype(column.dtype)
-    width = int(np.prod(shape, dtype=np.int64))
-    values = pa.Array.from_buffers(kind, rows * width, [None, pa.py_buffer(column)])
-    if not shape:
-        return pa.field(name, kind), values
-    array = pa.FixedSizeListArray.from_arrays(values, width)
-    return pa.field(name, array.type, metadata={_SHAPE: json.dumps(shape)}), array

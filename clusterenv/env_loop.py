@@ -7,9 +7,9 @@ true final observation of every episode is kept beside the rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,32 +21,20 @@ from torch import Tensor
 from clusterenv.actions import ActionCheck, PolicyFault
 from clusterenv.envs import Engine, Slot
 from clusterenv.errors import ConfigError
-from clusterenv.ledger import Book, Ledger, choose_tracks, steps_until_enough
+from clusterenv.fragment import Fragment
+from clusterenv.ledger import Ledger
 from clusterenv.policies.base import Context, Decision, Policy
+from clusterenv.recorder import Recorder
 from clusterenv.schema import Column, Layout
 
-__all__ = ["EnvLoop", "Fragment", "Interrupted", "check_spaces"]
-
-_ARENA = 6  # horizons of steps kept for engines that spend steps on resetting
+__all__ = ["Acting", "EnvLoop", "Interrupted", "check_spaces"]
 
 
-@dataclass
-class Fragment:
-    """Columns of ``horizon × num_envs`` rows, and what belongs to them."""
+class Acting(NamedTuple):
+    """With what a policy acts: its version, and the scalars of the newest announcement."""
 
-    columns: dict[str, Column]
-    tail_rows: npt.NDArray[np.int64]
-    """Rows whose next observation is not the observation one time row below."""
-    tail: dict[str, Column]
-    """The true next observations of these rows, by observation column."""
-    state: dict[str, Column]
-    """Recurrent state at the first row of each track."""
-    returns: list[float] = field(default_factory=list)
-    lengths: list[int] = field(default_factory=list)
-    dropped: int = 0
-    """Rows that a fresh start left behind."""
-    block: dict[str, Column] | None = None
-    """Buffers behind the columns, for :meth:`EnvLoop.recycle`."""
+    version: int
+    scalars: Mapping[str, float]
 
 
 class Interrupted(Exception):
@@ -101,7 +89,6 @@ class EnvLoop:
         self._obs_names = [leaf.name("obs") for leaf in self._obs.leaves]
         self._masks_in_obs = ("action_mask",) in [leaf.path for leaf in self._obs.leaves]
         self._check_action = ActionCheck(about.action_space, n)
-        self._same_step = about.autoreset_mode is AutoresetMode.SAME_STEP
         self._envs = np.arange(first, first + n, dtype=np.int32)
         self._env_tensor = torch.from_numpy(self._envs.astype(np.int64))
         self._ledger = Ledger.begin(n)
@@ -109,38 +96,42 @@ class EnvLoop:
         self._state = policy.initial_state(n)
         self._context = Context(self._env_tensor)
         self._free: list[dict[str, Column]] = []
-        # Engines that spend steps on resetting are recorded into a ring first.
-        self._ring = _ARENA * horizon
-        self._record: dict[str, Column] = {}
-        self._now = 0
-        self._dead = np.zeros(n, np.bool_)
-        self._live = np.zeros((self._ring, n), np.bool_)
-        self._versions = np.zeros(self._ring, np.int32)
-        self._waiting = np.zeros(n, np.int64)  # live rows that are in no fragment yet
-        self._since = np.zeros(n, np.int64)  # the step from which they count
+        same_step = about.autoreset_mode is AutoresetMode.SAME_STEP
+        self._recorder = None if same_step else Recorder(n, horizon, self._ledger)
+        self._dead = np.zeros(n, np.bool_)  # kept for recurrent policies alone
+        self._annotates = type(policy).annotate is not Policy.annotate
         slot = Slot.empty(self._obs, n)
         seeds = [None] * n if seed is None else [seed + first + i for i in range(n)]
         self._note_mask(engine.reset(slot, seeds, None, None))
         self._obs_now = slot.obs
 
-    def fragment(self, scalars: Mapping[str, float], version: int, fresh: bool = False) -> Fragment:
+    def fragment(
+        self, acting: Acting, fresh: bool = False, between: Callable[[], Acting] | None = None
+    ) -> Fragment:
         """Step until a fragment is full, and return it.
 
         Parameters
         ----------
-        scalars
-            Passed to the policy.
-        version
-            The policy's version; every row remembers it.
+        acting
+            With what the policy acts; every row remembers the version.
         fresh
             Leave out rows that were recorded before this call (they are counted), so that
             the whole fragment is of this version.
+        between
+            Called before every step; with what it returns the policy acts from there on.
         """
-        self._context = Context(self._env_tensor, scalars, self._state)
+        self._acting, self._between = acting, between
+        self._context = Context(self._env_tensor, acting.scalars, self._state)
         with torch.inference_mode():
-            if self._same_step:
-                return self._in_place(version)
-            return self._recorded(version, fresh)
+            fragment = (
+                self._in_place()
+                if self._recorder is None
+                else self._recorded(self._recorder, fresh)
+            )
+            _check_log_prob(fragment.columns)
+            if self._annotates:
+                self._annotate(fragment)
+        return fragment
 
     def recycle(self, fragment: Fragment) -> None:
         """Take back the buffers of a fragment that nobody reads any more."""
@@ -149,19 +140,21 @@ class EnvLoop:
 
     # Engines that reset in the same step: rows are written where they stay.
 
-    def _in_place(self, version: int) -> Fragment:
+    def _in_place(self) -> Fragment:
         horizon, n = self._horizon, self._n
         block = self._free.pop() if self._free else {}
-        # Observations have one time row more: what follows the last step.
-        obs = self._prepare(block, horizon, horizon + 1)
+        obs = self._prepare(block, horizon)
         for column, now in zip(obs, self._obs_now, strict=True):
             column[0] = now
         state = {name: tensor.numpy().copy() for name, tensor in self._state.items()}
         terminated, truncated = block["terminated"], block["truncated"]
+        versions = np.empty(horizon, np.int32)
         tail_rows: list[int] = []
         finals: list[Any] = []
-        for t, (current, slot) in enumerate(self._steps(block, obs, horizon)):
+        steps = range(horizon)
+        for t, current, slot in self._steps(block, obs, steps):
             action = self._act(current, block, t, horizon)
+            versions[t] = self._acting.version
             infos = self._engine.step([action], slot, None)
             if infos:
                 self._note_mask(infos)
@@ -173,7 +166,7 @@ class EnvLoop:
                 self._begin(terminated[t] | truncated[t])
         self._obs_now = [column[horizon] for column in obs]
         ended = terminated | truncated
-        book = self._ledger.post(block["reward"], ended)
+        book = self._ledger.post_block(np.arange(n), block["reward"], ended)
         last = np.flatnonzero(~ended[-1])
         tail = self._obs.empty(len(finals))
         for row, value in enumerate(finals):
@@ -188,114 +181,93 @@ class EnvLoop:
         }
         columns["episode"], columns["step"] = book.episode.reshape(-1), book.step.reshape(-1)
         columns["env"] = np.tile(self._envs, horizon)
-        columns["version"] = np.full(horizon * n, version, np.int32)
+        columns["version"] = np.repeat(versions, n)
         rows = np.concatenate([np.array(tail_rows, np.int64), (horizon - 1) * n + last])
-        return _sealed(columns, rows, tails, state, book, block=block)
-
-    def _steps(
-        self, block: dict[str, Column], obs: list[Column], horizon: int
-    ) -> Iterator[tuple[Any, Slot]]:
-        """Yield, for each time row, the observations to act on and where the step's result goes."""
-        tensors = zip(*(torch.from_numpy(column).unbind(0) for column in obs), strict=True)
-        following = zip(*(list(column)[1:] for column in obs), strict=True)
-        flags = zip(block["reward"], block["terminated"], block["truncated"], strict=True)
-        for current, after, flag in zip(tensors, following, flags, strict=False):
-            yield self._obs.nest(current), Slot(list(after), *flag)
+        return Fragment(columns, n, rows, tails, state, book.returns, book.lengths, block=block)
 
     # Engines that spend a step on resetting: record, then leave out the dead rows.
 
-    def _recorded(self, version: int, fresh: bool) -> Fragment:
-        horizon, n, ring, record = self._horizon, self._n, self._ring, self._record
-        obs = self._prepare(record, ring, ring)
-        if self._now == 0:
+    def _recorded(self, recorder: Recorder, fresh: bool) -> Fragment:
+        horizon, n, record = self._horizon, self._n, recorder.columns
+        obs = self._prepare(record, recorder.rows)
+        if recorder.now == 0:
             for column, initial in zip(obs, self._obs_now, strict=True):
                 column[0] = initial
-        reward, terminated, truncated = (
-            record[name] for name in ("reward", "terminated", "truncated")
-        )
-        tensors = [torch.from_numpy(column) for column in obs]
-        dropped = self._forget() if fresh else 0
-        began = self._now
-        while steps := steps_until_enough(self._waiting, horizon, all_envs=fresh):
-            for now in range(self._now, self._now + steps):
-                t, beyond = now % ring, (now + 1) % ring
+        left = [recorder.forget()] if fresh else []
+        for span in recorder.spans(all_envs=fresh):
+            for t, current, slot in self._steps(record, obs, span):
                 for name, held in self._state.items():
-                    _room(record, f"state.{name}", held.numpy(), ring)[t] = held.numpy()
-                current = self._obs.nest([tensor[t] for tensor in tensors])
-                action = self._act(current, record, t, ring)
-                following = [column[beyond] for column in obs]
-                slot = Slot(following, reward[t], terminated[t], truncated[t])
+                    values = held.numpy()
+                    _room(record, f"state.{name}", values, recorder.rows)[t] = values
+                action = self._act(current, record, t, recorder.rows)
+                recorder.versions[t] = self._acting.version
                 infos = self._engine.step([action], slot, None)
                 if infos:
                     self._note_mask(infos)
-                live = self._live[t] = ~self._dead
-                self._waiting += live
                 if self._state:  # what acted in a dead step has not happened
-                    self._begin(self._dead)
-                self._dead = (terminated[t] | truncated[t]) & live
-                if self._state:
-                    self._begin(self._dead)
-            self._now += steps
-        book = self._post(began, version)
-        first = int(self._since.min())
-        window = np.arange(first, self._now)
-        waiting = self._live[window % ring] & (window[:, None] >= self._since)
-        times, envs = choose_tracks(waiting, horizon, n)
-        times += first
-        self._waiting -= horizon * np.bincount(envs, minlength=n)
-        np.maximum.at(self._since, envs, times[-1] + 1)
+                    ended = (slot.terminated | slot.truncated) & ~self._dead
+                    self._begin(self._dead | ended)
+                    self._dead = ended
+            if span.stop == recorder.rows:  # the ring begins anew
+                for column in obs:
+                    column[0] = column[-1]
+        tracks = recorder.take()
         if fresh:
-            dropped += self._forget()
-        flat = (times % ring * n + envs).reshape(-1)
+            left.append(recorder.forget())
+        block = self._free.pop() if self._free else {}
+        flat = {name: column.reshape(-1, *column.shape[2:]) for name, column in record.items()}
         columns = {
-            name: column.reshape(ring * n, *column.shape[2:])[flat]
-            for name, column in record.items()
+            name: _gather(column, tracks.flat, block, name)
+            for name, column in flat.items()
             if not name.startswith("state.")
         }
-        columns["env"] = np.tile(self._envs[envs], horizon)
-        columns["version"] = self._versions[times % ring].reshape(-1)
         over = (columns["terminated"] | columns["truncated"]).reshape(horizon, n)
+        book = self._ledger.post_block(tracks.envs, columns["reward"].reshape(horizon, n), over)
+        columns["episode"], columns["step"] = book.episode.reshape(-1), book.step.reshape(-1)
+        columns["env"] = np.tile(self._envs[tracks.envs], horizon)
+        columns["version"] = recorder.versions[tracks.at].reshape(-1)
         over[-1] = True
         rows = np.flatnonzero(over)
-        after_rows = (flat[rows] + n) % (ring * n)
-        tails = {
-            name: column.reshape(ring * n, *column.shape[2:])[after_rows]
-            for name, column in zip(self._obs_names, obs, strict=True)
-        }
+        tails = {name: flat[name][tracks.flat[rows] + n] for name in self._obs_names}
         state = {
-            name.removeprefix("state."): column[times[0] % ring, envs]
+            name.removeprefix("state."): column[tracks.at[0], tracks.envs]
             for name, column in record.items()
             if name.startswith("state.")
         }
-        return _sealed(columns, rows, tails, state, book, dropped)
-
-    def _post(self, began: int, version: int) -> Book:
-        """Enter the steps recorded since ``began``."""
-        at = np.arange(began, self._now) % self._ring
-        live = self._live[at]
-        record = self._record
-        ended = (record["terminated"][at] | record["truncated"][at]) & live
-        if not len(at):
-            return Book(np.empty((0, 0), np.int32), np.empty((0, 0), np.int32), [], [])
-        book = self._ledger.post(record["reward"][at], ended, live)
-        _room(record, "episode", book.episode[0], self._ring)[at] = book.episode
-        _room(record, "step", book.step[0], self._ring)[at] = book.step
-        self._versions[at] = version
-        return book
-
-    def _forget(self) -> int:
-        dropped = int(self._waiting.sum())
-        self._waiting[:] = 0
-        self._since[:] = self._now
-        return dropped
+        books = [*left, book]
+        return Fragment(
+            columns,
+            n,
+            rows,
+            tails,
+            state,
+            [value for each in books for value in each.returns],
+            [length for each in books for length in each.lengths],
+            sum(len(each.step) for each in left),
+            block,
+        )
 
     # What both share
 
-    def _prepare(self, block: dict[str, Column], rows: int, obs_rows: int) -> list[Column]:
-        """Make sure of the columns that the spaces ask for; return those of the observations."""
+    def _steps(
+        self, block: dict[str, Column], obs: list[Column], span: range
+    ) -> Iterator[tuple[int, Any, Slot]]:
+        """Yield time rows, the observations to act on and where the step's result goes."""
+        here, after = slice(span.start, span.stop), slice(span.start + 1, span.stop + 1)
+        tensors = zip(*(torch.from_numpy(column[here]).unbind(0) for column in obs), strict=True)
+        following = zip(*(column[after] for column in obs), strict=True)
+        flags = (block[name][here] for name in ("reward", "terminated", "truncated"))
+        for t, current, beyond, *flag in zip(span, tensors, following, *flags, strict=True):
+            yield t, self._obs.nest(current), Slot(list(beyond), *flag)
+
+    def _prepare(self, block: dict[str, Column], rows: int) -> list[Column]:
+        """Make sure of the columns that the spaces ask for; return those of the observations.
+
+        Observations have one time row more: what follows the last step.
+        """
         if "reward" not in block:
             for name, leaf in zip(self._obs_names, self._obs.leaves, strict=True):
-                block[name] = np.empty((obs_rows, self._n, *leaf.shape), leaf.dtype)
+                block[name] = np.empty((rows + 1, self._n, *leaf.shape), leaf.dtype)
             block["reward"] = np.empty((rows, self._n), np.float32)
             block["terminated"] = np.empty((rows, self._n), np.bool_)
             block["truncated"] = np.empty((rows, self._n), np.bool_)
@@ -305,6 +277,8 @@ class EnvLoop:
         """Ask the policy, check its answer, and write it into time row ``t``."""
         if self.stop:
             raise Interrupted
+        if self._between is not None:
+            self._switch(self._between())
         context, mask = self._context, None
         if self._masks_in_obs or self._mask is not None:
             mask = self._current_mask(obs)
@@ -337,9 +311,35 @@ class EnvLoop:
             self._context = replace(self._context, state=self._state)
         return action
 
+    def _switch(self, acting: Acting) -> None:
+        if acting.scalars is not self._acting.scalars:
+            self._context = replace(self._context, scalars=acting.scalars)
+        self._acting = acting
+
+    def _annotate(self, fragment: Fragment) -> None:
+        """Add the columns that the policy computes from the whole fragment."""
+        try:
+            given = self._policy.annotate(fragment)
+        except Exception as error:
+            raise PolicyFault(
+                f"the policy raised {type(error).__name__} in annotate() on environments "
+                f"{self._envs[0]}–{self._envs[-1]}: {error}"
+            ) from error
+        rows = len(fragment.columns["reward"])
+        for name, values in given.items():
+            column = np.asarray(values)
+            if name in fragment.columns:
+                raise PolicyFault(f"annotate() returned {name!r}, but there is such a column")
+            if column.shape[:1] != (rows,):
+                raise PolicyFault(
+                    f"annotate() returned {name!r} of shape {column.shape}; expected a row for "
+                    f"each of the {rows} rows"
+                )
+            fragment.columns[name] = column
+
     def _step_of(self, row: int, block: dict[str, Column], t: int) -> str:
-        if not self._same_step:
-            return f"{self._now} of the shard"
+        if self._recorder is not None:
+            return f"{self._recorder.now} of the shard"
         ended = np.flatnonzero(block["terminated"][:t, row] | block["truncated"][:t, row])
         steps = t - ended[-1] - 1 if len(ended) else t + self._ledger.step[row]
         return f"{steps} of its episode"
@@ -367,23 +367,24 @@ class EnvLoop:
         return mask.to(torch.bool)
 
 
-def _sealed(
-    columns: dict[str, Column],
-    rows: npt.NDArray[np.int64],
-    tail: dict[str, Column],
-    state: dict[str, Column],
-    book: Book,
-    dropped: int = 0,
-    block: dict[str, Column] | None = None,
-) -> Fragment:
-    if "log_prob" in columns:
-        bad = np.flatnonzero(~np.isfinite(columns["log_prob"]))
-        if len(bad):
-            raise PolicyFault(
-                f"the policy's log_prob is {columns['log_prob'][bad[0]]} for environment "
-                f"{columns['env'][bad[0]]} at step {columns['step'][bad[0]]} of its episode"
-            )
-    return Fragment(columns, rows, tail, state, book.returns, book.lengths, dropped, block)
+def _check_log_prob(columns: Mapping[str, Column]) -> None:
+    given = columns.get("log_prob")
+    if given is not None and not np.isfinite(given).all():
+        bad = int(np.flatnonzero(~np.isfinite(given))[0])
+        raise PolicyFault(
+            f"the policy's log_prob is {given[bad]} for environment {columns['env'][bad]} "
+            f"at step {columns['step'][bad]} of its episode"
+        )
+
+
+def _gather(
+    column: Column, rows: npt.NDArray[np.int64], block: dict[str, Column], name: str
+) -> Column:
+    out = block.get(name)
+    if out is None:
+        out = block[name] = np.empty((len(rows), *column.shape[1:]), column.dtype)
+    # The rows are right; with any other mode NumPy would write to a buffer first.
+    return np.take(column, rows, axis=0, out=out, mode="clip")
 
 
 def _room(block: dict[str, Column], name: str, values: Column, rows: int) -> Column:

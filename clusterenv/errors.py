@@ -19,9 +19,16 @@ __all__ = [
     "NoWorkers",
     "NothingSent",
     "PolicyError",
+    "RatioError",
     "ResetNeeded",
     "ResultsPending",
+    "SchemaMismatch",
     "StaleBatch",
+    "StoreDamaged",
+    "StoreInUse",
+    "StoreNotWritten",
+    "StoreTooLarge",
+    "StoreUnreadable",
     "UnknownEnv",
     "WorkerLost",
 ]
@@ -68,6 +75,34 @@ class StaleBatch(ClusterEnvError, ValueError):
 
 class EmptyStore(ClusterEnvError, LookupError):
     """Rows were asked of a store that holds none."""
+
+
+class SchemaMismatch(ClusterEnvError, TypeError):
+    """A batch has other columns than the store."""
+
+
+class RatioError(ClusterEnvError, RuntimeError):
+    """The store's ratio of samples to rows forbids this now."""
+
+
+class StoreTooLarge(ClusterEnvError, MemoryError):
+    """A store would need more memory, or more of a disk, than there is."""
+
+
+class StoreInUse(ClusterEnvError, BlockingIOError):
+    """Another process has this store's directory open."""
+
+
+class StoreDamaged(ClusterEnvError, OSError):
+    """A file of a store is missing, truncated or altered."""
+
+
+class StoreNotWritten(ClusterEnvError, OSError):
+    """A store could not be written; what was there before still is."""
+
+
+class StoreUnreadable(ClusterEnvError, OSError):
+    """A directory holds no store, or one of a newer version."""
 
 
 class ResetNeeded(ClusterEnvError, gym_error.ResetNeeded):

@@ -1,4 +1,8 @@
-"""Bookkeeping of recorded steps, for all environments at once: episodes, returns, tracks."""
+"""Bookkeeping of steps, for all environments at once: episodes, returns, tracks.
+
+A track is a sequence of consecutive real steps of one environment. Books are kept track by
+track, so arrays here are flat and track-major: all steps of the first track, then of the next.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +12,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Book", "Ledger", "choose_tracks", "steps_until_enough"]
+__all__ = ["Book", "Ledger", "choose_tracks", "live_steps", "steps_until_enough"]
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
 
 class Book(NamedTuple):
-    """What a block of steps was: each ``[time, env]``, and the episodes that ended in it."""
+    """What the steps of some tracks were, and the episodes that ended in them."""
 
     step: npt.NDArray[np.int32]
-    """In the episode, from 0; meaningless for dead steps."""
+    """In the episode, from 0."""
     episode: npt.NDArray[np.int32]
     returns: list[float]
     lengths: list[int]
@@ -37,42 +41,82 @@ class Ledger:
         """Return the ledger of ``n`` environments before their first step."""
         return cls(np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n))
 
-    def post(self, reward: npt.NDArray[Any], ended: Bools, live: Bools | None = None) -> Book:
-        """Enter a block of steps.
+    def post(self, envs: Ints, counts: Ints, reward: npt.NDArray[Any], ended: Bools) -> Book:
+        """Enter tracks.
 
         Parameters
         ----------
+        envs
+            The environment of each track, in rising order; tracks of the same environment
+            follow each other in time.
+        counts
+            Steps of each track, at least one.
         reward, ended
-            Of each step, ``[time, env]``.
-        live
-            Which steps are real; a step after an end that only resets is not. By default
-            all are.
+            Of each step, track-major.
         """
-        horizon, n = ended.shape
-        times = np.arange(horizon)[:, None]
-        last = np.maximum.accumulate(np.where(ended, times, -1))
-        before = np.concatenate([np.full((1, n), -1), last[:-1]])
-        reset = 0 if live is None else 1  # steps spent on resetting after an end
-        opening = self.step if live is None else self.step - ~live[0]
-        step = np.where(before < 0, times + opening, times - before - 1 - reset)
-        episode = self.episode + np.cumsum(ended, axis=0) - ended
-        gained = np.cumsum(reward if live is None else reward * live, axis=0, dtype=np.float64)
-        at, env = np.nonzero(ended)
-        since = before[at, env]
-        earlier = np.where(since < 0, -self.total[env], gained[np.maximum(since, 0), env])
+        rows = len(ended)
+        if not rows:
+            return Book(np.empty(0, np.int32), np.empty(0, np.int32), [], [])
+        heads = np.flatnonzero(np.diff(envs, prepend=-1))  # the first track of each environment
+        # A run is a piece of an episode: it begins where an environment's steps begin, going on
+        # with the episode that was open, or after an end.
+        begins = np.zeros(rows, np.bool_)
+        begins[(np.cumsum(counts) - counts)[heads]] = True
+        after = begins.copy()
+        after[1:] |= ended[:-1]
+        starts = np.flatnonzero(after)
+        lengths = np.diff(starts, append=rows)
+        opens = begins[starts]
+        first = np.flatnonzero(opens)
+        owner = np.cumsum(opens) - 1
+        env = envs[heads]
+        opening = np.where(opens, self.step[env[owner]], 0)
+        episode = self.episode[env[owner]] + np.arange(len(starts)) - first[owner]
+        gained = np.add.reduceat(reward, starts, dtype=np.float64)
+        gained += np.where(opens, self.total[env[owner]], 0.0)
+        closed = ended[starts + lengths - 1]
+        taken = opening + lengths
+        numbers = np.arange(rows, dtype=np.int32)
+        numbers -= np.repeat((starts - opening).astype(np.int32), lengths)
         book = Book(
-            step.astype(np.int32),
-            episode.astype(np.int32),
-            (gained[at, env] - earlier).tolist(),
-            (step[at, env] + 1).tolist(),
+            numbers,
+            np.repeat(episode.astype(np.int32), lengths),
+            gained[closed].tolist(),
+            taken[closed].tolist(),
         )
-        newest = last[-1]
-        rest = gained[-1] - gained[np.maximum(newest, 0), np.arange(n)]
-        self.total = np.where(newest < 0, self.total + gained[-1], rest)
-        after = np.maximum(horizon - newest - 1 - reset, 0)
-        self.step = np.where(newest < 0, horizon + opening, after)
-        self.episode = self.episode + ended.sum(axis=0)
+        last = np.append(first[1:], len(starts)) - 1
+        over = closed[last]
+        self.step[env] = np.where(over, 0, taken[last])
+        self.total[env] = np.where(over, 0.0, gained[last])
+        self.episode[env] = episode[last] + over
         return book
+
+    def post_block(self, envs: Ints, reward: npt.NDArray[Any], ended: Bools) -> Book:
+        """Enter tracks of equal length: all arrays, also those returned, are ``[time, track]``."""
+        horizon, n = ended.shape
+        counts = np.full(n, horizon)
+        book = self.post(envs, counts, reward.T.reshape(-1), ended.T.reshape(-1))
+        return book._replace(
+            step=np.ascontiguousarray(book.step.reshape(n, horizon).T),
+            episode=np.ascontiguousarray(book.episode.reshape(n, horizon).T),
+        )
+
+
+def live_steps(over: Bools, dead: Bools) -> Bools:
+    """Return which steps are real: the step after an end only resets.
+
+    Parameters
+    ----------
+    over
+        Whether a step said that an episode is over, ``[time, env]``.
+    dead
+        Whether the first of the steps only resets.
+    """
+    resets = np.concatenate([dead[None], over[:-1]])
+    if (over & resets).any():  # an engine that repeats the end in the step that resets
+        for t in range(1, len(over)):
+            resets[t] = over[t - 1] & ~resets[t - 1]
+    return ~resets
 
 
 def steps_until_enough(waiting: Ints, horizon: int, all_envs: bool) -> int:
@@ -97,16 +141,16 @@ def steps_until_enough(waiting: Ints, horizon: int, all_envs: bool) -> int:
     return int(lack[min(missing, len(lack)) - 1])
 
 
-def choose_tracks(live: Bools, horizon: int, n: int) -> tuple[Ints, Ints]:
-    """Choose the ``n`` tracks that began first.
+def choose_tracks(waiting: Bools, horizon: int) -> tuple[Ints, Ints]:
+    """Choose as many tracks as there are environments: those that began first.
 
     An environment with few resets gives more tracks than one with many, so no environment
     runs ahead of the others and nothing has to be thrown away.
 
     Parameters
     ----------
-    live
-        Rows that wait, ``[time, env]``.
+    waiting
+        Real steps that are in no fragment yet, ``[time, env]``.
 
     Returns
     -------
@@ -114,14 +158,17 @@ def choose_tracks(live: Bools, horizon: int, n: int) -> tuple[Ints, Ints]:
         Times of each track's rows ``[horizon, n]`` and its environment ``[n]``, in the order
         of environments.
     """
-    count = np.cumsum(live, axis=0)
-    complete = count[-1] // horizon
-    start, env = np.nonzero(live & ((count - 1) % horizon == 0))
-    number = (count[start, env] - 1) // horizon
-    whole = np.flatnonzero(number < complete[env])[:n]  # in the order in which they began
-    env, number = env[whole], number[whole]
-    order = np.lexsort((number, env))
-    env, number = env[order], number[order]
-    _, times = np.nonzero(live.T)
-    first = np.concatenate([[0], np.cumsum(count[-1])[:-1]])[env] + number * horizon
-    return times[first + np.arange(horizon)[:, None]], env
+    window, n = waiting.shape
+    by_env = np.ascontiguousarray(waiting.T)
+    at = np.flatnonzero(by_env)  # env * window + time
+    counts = np.count_nonzero(by_env, axis=1)
+    whole = counts // horizon
+    env = np.repeat(np.arange(n), whole)
+    number = np.arange(len(env)) - np.repeat(np.cumsum(whole) - whole, whole)
+    first = (np.cumsum(counts) - counts)[env] + number * horizon
+    began = at[first] - env * window
+    chosen = np.sort(np.argsort(began, kind="stable")[:n])
+    env, first = env[chosen], first[chosen]
+    times = at[first + np.arange(horizon)[:, None]]
+    times -= env * window
+    return times, env

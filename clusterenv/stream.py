@@ -18,9 +18,10 @@ import numpy as np
 import torch
 
 from clusterenv.channel import Channel, Header, dumps
-from clusterenv.env_loop import EnvLoop, Fragment, Interrupted
+from clusterenv.env_loop import Acting, EnvLoop, Interrupted
 from clusterenv.envs import Engine
 from clusterenv.errors import ChannelClosed
+from clusterenv.fragment import Fragment
 from clusterenv.frames import Frame, failure_of
 from clusterenv.policies.base import Policy
 from clusterenv.sync.rules import SyncRule
@@ -147,7 +148,7 @@ class Stream:
                 self._synchronize(wait=fresh)
                 client = self._client
                 newest, divergence = client.newest.version, client.divergence
-                fragment = self._loop.fragment(client.newest.scalars, client.version, fresh)
+                fragment = self._loop.fragment(Acting(client.version, client.newest.scalars), fresh)
                 self._outbox.put((fragment, self._meta(fragment, newest, divergence)))
         except Interrupted:
             pass

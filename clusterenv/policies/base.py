@@ -10,6 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from clusterenv.fragment import Fragment
+from clusterenv.schema import Column
+
 __all__ = ["Context", "Decision", "Policy"]
 
 
@@ -76,6 +79,22 @@ class Policy(nn.Module):
     def distribution(self, obs: Any, context: Context) -> Distribution:
         """Return the distribution of actions, whose divergence decides about pulls."""
         raise NotImplementedError
+
+    def annotate(self, fragment: Fragment) -> Mapping[str, Column]:
+        """Compute further columns from a whole fragment, on the worker that made it.
+
+        Called once per finished fragment, and only if a policy defines it. What it returns,
+        a row for each of the fragment's rows, becomes columns of the batch. Initial
+        priorities of a replay store are made here.
+
+        Parameters
+        ----------
+        fragment
+            Its ``columns`` are flat, row ``t * num_envs + e``; ``tail`` holds the true next
+            observations of ``tail_rows``. For all other rows the next observation is that of
+            row ``row + num_envs``. Do not write into it.
+        """
+        return {}
 
     def initial_state(self, n: int) -> dict[str, Tensor]:
         """Return the recurrent state of ``n`` environments at the start of an episode."""

@@ -2,6 +2,26 @@
 
 from __future__ import annotations
 
+from clusterenv.store.journal import Journal
+from clusterenv.store.ratio import Ratio
+from clusterenv.store.replay import ReplayStats, ReplayStore
 from clusterenv.store.rollout import Rollout, RolloutStats, RolloutStore
+from clusterenv.store.samplers import NStep, Prioritized, Recent, Sampler, Sequences, Uniform
+from clusterenv.store.stacks import Stack
 
-__all__ = ["Rollout", "RolloutStats", "RolloutStore"]
+__all__ = [
+    "Journal",
+    "NStep",
+    "Prioritized",
+    "Ratio",
+    "Recent",
+    "ReplayStats",
+    "ReplayStore",
+    "Rollout",
+    "RolloutStats",
+    "RolloutStore",
+    "Sampler",
+    "Sequences",
+    "Stack",
+    "Uniform",
+]

@@ -1,0 +1,84 @@
+"""NumPy columns as Arrow arrays and back, without copies where the layout allows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from clusterenv.schema import Column
+
+__all__ = ["from_arrow", "from_sparse", "to_arrow", "to_sparse"]
+
+_SHAPE, _BOOL = b"shape", b"bool"
+Rows = npt.NDArray[np.int64]
+
+
+def to_arrow(name: str, column: Column) -> tuple[pa.Field, pa.Array]:
+    """Return a column as an Arrow array that shares its memory (booleans are packed)."""
+    rows, shape = len(column), column.shape[1:]
+    if column.dtype == np.bool_ and not shape:
+        bits = pa.py_buffer(np.packbits(column, bitorder="little"))
+        return pa.field(name, pa.bool_()), pa.Array.from_buffers(pa.bool_(), rows, [None, bits])
+    values, metadata = _values(column)
+    if not shape:
+        return pa.field(name, values.type), values
+    array = pa.FixedSizeListArray.from_arrays(values, _width(shape))
+    return pa.field(name, array.type, metadata=metadata), array
+
+
+def from_arrow(field: pa.Field, array: pa.Array) -> Column:
+    """Return the column that became this array."""
+    if not pa.types.is_fixed_size_list(field.type):
+        column: Column = array.to_numpy(zero_copy_only=False)
+        return column
+    return _shaped(field.metadata, array.flatten().to_numpy(zero_copy_only=False))
+
+
+def to_sparse(name: str, rows: Rows, column: Column, total: int) -> tuple[pa.Field, pa.Array]:
+    """Return values that only some of ``total`` rows have; the others are null, at no cost."""
+    shape = column.shape[1:]
+    values, metadata = _values(column)
+    has = np.zeros(total, np.bool_)
+    has[rows] = True
+    offsets = np.zeros(total + 1, np.int32)
+    np.cumsum(has * np.int32(_width(shape)), out=offsets[1:])
+    array = pa.ListArray.from_buffers(
+        pa.list_(values.type),
+        total,
+        [pa.py_buffer(np.packbits(has, bitorder="little")), pa.py_buffer(offsets)],
+        children=[values],
+    )
+    return pa.field(name, array.type, metadata=metadata), array
+
+
+def from_sparse(field: pa.Field, array: pa.Array) -> tuple[Rows, Column]:
+    """Return the rows that have a value, and their values."""
+    rows = np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False))
+    return rows, _shaped(field.metadata, array.flatten().to_numpy(zero_copy_only=False))
+
+
+def _values(column: Column) -> tuple[pa.Array, dict[bytes, str]]:
+    """Return all numbers of a column one after the other, and how to shape them again."""
+    metadata = {_SHAPE: json.dumps(column.shape[1:])}
+    if column.dtype == np.bool_:
+        metadata[_BOOL] = "true"
+        column = column.view(np.uint8)
+    column = np.ascontiguousarray(column)
+    buffer = pa.py_buffer(column)
+    kind = pa.from_numpy_dtype(column.dtype)
+    return pa.Array.from_buffers(kind, column.size, [None, buffer]), metadata
+
+
+def _shaped(metadata: Mapping[bytes, bytes], values: npt.NDArray[Any]) -> Column:
+    shape = json.loads(metadata[_SHAPE])
+    shaped = values.reshape(-1 if _width(shape) else 0, *shape)
+    return shaped.view(np.bool_) if _BOOL in metadata else shaped
+
+
+def _width(shape: tuple[int, ...]) -> int:
+    return int(np.prod(shape, dtype=np.int64))

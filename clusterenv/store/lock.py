@@ -1,0 +1,51 @@
+"""One process at a time in a directory."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from clusterenv.errors import StoreInUse, StoreUnreadable
+
+__all__ = ["DirectoryLock"]
+
+
+class DirectoryLock:
+    """Makes a directory, and keeps it to this process until released.
+
+    The system takes the lock back when the process ends, however it ends.
+
+    Raises
+    ------
+    StoreInUse
+        If another store has the directory.
+    StoreUnreadable
+        If the directory cannot be made or written.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StoreUnreadable(
+                f"{directory} cannot be written: {error}; choose a directory of your own"
+            ) from error
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            who = os.read(self._fd, 32).decode(errors="replace").strip()
+            os.close(self._fd)
+            raise StoreInUse(
+                f"{directory} is open in {f'process {who}' if who else 'another process'}; wait "
+                "for it, stop it, or choose another directory"
+            ) from error
+        os.ftruncate(self._fd, 0)
+        os.write(self._fd, f"{os.getpid()}\n".encode())
+
+    def release(self) -> None:
+        """Let others in; harmless when done twice."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

@@ -1,0 +1,95 @@
+"""How many samples a learner takes per row: who has to wait, learner or collection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from clusterenv.errors import ConfigError, RatioError
+
+__all__ = ["Ratio"]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Rows sampled per row added, kept within ``slack`` sampled rows.
+
+    Parameters
+    ----------
+    samples_per_insert
+        Rows sampled for each row added.
+    min_rows
+        Rows that must have been added before the first sample.
+    slack
+        How many sampled rows learner or collection may be ahead. By default as little as
+        lets both go on with the batches and samples that come.
+
+    Examples
+    --------
+    >>> ratio = Ratio(8, min_rows=1000)
+    >>> ratio.may_sample(256, added=500, sampled=0), ratio.may_sample(256, added=1000, sampled=0)
+    (False, True)
+    >>> ratio.may_add(512, 256, added=1000, sampled=0)
+    True
+    """
+
+    samples_per_insert: float
+    min_rows: int = 1
+    slack: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.samples_per_insert > 0:
+            raise ConfigError(
+                f"samples_per_insert={self.samples_per_insert} would never let the learner "
+                "sample: Ratio(8)"
+            )
+        if self.min_rows < 1:
+            raise ConfigError(f"min_rows={self.min_rows}: a sample needs a row: Ratio(8, 1000)")
+        least = max(1.0, self.samples_per_insert)
+        if self.slack is not None and self.slack < least:
+            raise ConfigError(
+                f"slack={self.slack} would stop both sides: one row more is "
+                f"{self.samples_per_insert} samples more, so slack must be at least {least:g}: "
+                f"Ratio({self.samples_per_insert:g}, slack={8 * least:g})"
+            )
+
+    def check(self, capacity: int) -> None:
+        """Raise if a store of this capacity could never begin."""
+        if self.min_rows > capacity:
+            raise ConfigError(
+                f"min_rows={self.min_rows:,} is never reached with capacity={capacity:,}: "
+                f"Ratio({self.samples_per_insert:g}, min_rows={capacity // 2:_})"
+            )
+
+    def check_sizes(self, rows: int, n: int) -> None:
+        """Raise if batches of ``rows`` rows and samples of ``n`` could stop both sides."""
+        least = self._least(rows, n)
+        if self.slack is not None and self.slack < least:
+            raise RatioError(
+                f"slack={self.slack:g} stops both sides with batches of {rows} rows and samples of "
+                f"{n}: each waits for the other. Use at least Ratio({self.samples_per_insert:g}, "
+                f"slack={least:g})"
+            )
+
+    def may_sample(self, n: int, *, added: int, sampled: int, rows: int = 0) -> bool:
+        """Whether the learner may take ``n`` rows now; batches come with ``rows`` rows."""
+        if added < self.min_rows:
+            return False
+        return sampled + n <= self._credit(added) + self._slack(rows, n)
+
+    def may_add(self, rows: int, n: int, *, added: int, sampled: int) -> bool:
+        """Whether a batch of ``rows`` rows may come now; the learner takes ``n`` at a time."""
+        if added < self.min_rows:
+            return True
+        return self._credit(added + rows) - sampled <= self._slack(rows, n)
+
+    def _credit(self, added: int) -> float:
+        """Return the samples that the rows are good for; those before the first sample are free."""
+        return (added - self.min_rows) * self.samples_per_insert
+
+    def _slack(self, rows: int, n: int) -> float:
+        return self._least(rows, n) if self.slack is None else self.slack
+
+    def _least(self, rows: int, n: int) -> float:
+        # If sampling is refused, credit - sampled < n - slack; then adding must be allowed:
+        # credit + rows * ratio - sampled <= slack, which holds if n + rows * ratio <= 2 * slack.
+        return max(1.0, n, (n + rows * self.samples_per_insert) / 2)

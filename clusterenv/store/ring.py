@@ -1,0 +1,458 @@
+"""The replay store's rows: preallocated columns, used as rings.
+
+A row has a number that never repeats; row ``r`` lies in slot ``r % capacity``. An observation
+is stored once: where a row's next observation is the observation of a later row, ``next`` says
+in which slot; the true next observations of all other rows (ends of episodes, ends of
+fragments) lie on the side, behind the slots of rows.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from clusterenv.arrow import from_arrow
+from clusterenv.batch import Batch
+from clusterenv.errors import ConfigError, SchemaMismatch
+from clusterenv.schema import Column
+from clusterenv.store.stacks import Stack, stack_starts
+
+__all__ = [
+    "Allocate",
+    "Block",
+    "Ints",
+    "Ring",
+    "Spec",
+    "Specs",
+    "bytes_needed",
+    "specs_of",
+    "specs_of_schema",
+]
+
+Ints = npt.NDArray[np.int64]
+Allocate = Callable[[str, tuple[int, ...], np.dtype[Any]], Column]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What one column holds in each row."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a row."""
+        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+
+    def is_of(self, column: Column) -> bool:
+        """Whether a column holds this in each row."""
+        return column.dtype == self.dtype and column.shape[1:] == self.shape
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {list(self.shape)}"
+
+
+@dataclass(frozen=True)
+class Specs:
+    """All columns: of rows, of observations (a subset of these), and of recurrent state."""
+
+    rows: Mapping[str, Spec]
+    obs: tuple[str, ...]
+    state: Mapping[str, Spec]
+
+
+def specs_of(batch: Batch) -> Specs:
+    """Return the columns of a batch."""
+    return Specs(
+        {name: Spec(batch.flat(name).dtype, batch.flat(name).shape[1:]) for name in batch.names},
+        tuple(batch.tail),
+        {name: Spec(column.dtype, column.shape[1:]) for name, column in batch.state.items()},
+    )
+
+
+def specs_of_schema(schema: pa.Schema) -> Specs:
+    """Return the columns that an Arrow schema of batches describes."""
+    rows = {}
+    for field in schema:
+        column = from_arrow(field, pa.array([], field.type))
+        rows[field.name] = Spec(column.dtype, column.shape[1:])
+    return Specs(rows, tuple(name for name in rows if name.split(".")[0] == "obs"), {})
+
+
+def _arrays(
+    specs: Specs, capacity: int, side: int, stack: Stack | None
+) -> Iterator[tuple[str, tuple[int, ...], np.dtype[Any]]]:
+    """Yield name, shape and dtype of every array of a ring."""
+    for name, spec in specs.rows.items():
+        shape, slots = spec.shape, capacity
+        if name in specs.obs:
+            slots += side
+            shape = shape if stack is None else stack.frame(shape)
+        yield name, (slots, *shape), spec.dtype
+    for name, spec in specs.state.items():
+        yield f"state.{name}", (side, *spec.shape), spec.dtype
+    yield "next", (capacity,), np.dtype(np.int64)
+    yield "side_row", (side,), np.dtype(np.int64)
+    if specs.state:
+        yield "state_at", (capacity,), np.dtype(np.int64)
+    if stack is not None:
+        yield "previous", (capacity + side,), np.dtype(np.int64)
+
+
+def bytes_needed(specs: Specs, capacity: int, side: int, stack: Stack | None = None) -> int:
+    """Return the bytes of a ring's arrays."""
+    arrays = _arrays(specs, capacity, side, stack)
+    return sum(Spec(dtype, shape).nbytes for _, shape, dtype in arrays)
+
+
+@dataclass
+class Block:
+    """The rows of one batch: ``start`` to ``end``, ``num_envs`` in each time row."""
+
+    start: int
+    end: int
+    num_envs: int
+    shard: int
+    incarnation: int
+    policy_version: int
+    tail_rows: Ints
+    """Rows whose next observation was given with the batch, by number, ascending."""
+    tail_slots: Ints
+    state_from: int = -1
+    """Where on the side the state of the first time row lies."""
+
+
+class Ring:
+    """Rows in preallocated columns; the oldest make room for the newest.
+
+    Parameters
+    ----------
+    specs
+        Columns.
+    capacity
+        Rows held at most.
+    side
+        Observations held besides those of rows.
+    allocate
+        Makes the arrays: in memory, or in files.
+    stack
+        How observations are stacked from frames; each frame is then stored once.
+    """
+
+    def __init__(
+        self, specs: Specs, capacity: int, side: int, allocate: Allocate, stack: Stack | None = None
+    ) -> None:
+        self.specs = specs
+        self.capacity = capacity
+        self.side = side
+        self.stack = stack
+        arrays = {
+            name: allocate(name, shape, dtype)
+            for name, shape, dtype in _arrays(specs, capacity, side, stack)
+        }
+        self.columns: dict[str, Column] = {name: arrays[name] for name in specs.rows}
+        self.state: dict[str, Column] = {name: arrays[f"state.{name}"] for name in specs.state}
+        self.next: Ints = arrays["next"]
+        self._side_row: Ints = arrays["side_row"]
+        self._state_at: Ints | None = arrays.get("state_at")
+        self._previous: Ints | None = arrays.get("previous")
+        self.nbytes = sum(array.nbytes for array in arrays.values())
+        self.first = 0
+        """Number of the oldest row."""
+        self.end = 0
+        """Number of the next row; also rows ever added."""
+        self._kept = 0  # the oldest row whose columns have not been overwritten
+        self._side_end = 0
+        self._side_owner = -1
+        self.blocks: deque[Block] = deque()
+        self._count = np.arange(1024, dtype=np.int64)
+        self._last = _LastRows.empty(0)
+
+    def __len__(self) -> int:
+        return self.end - self.first
+
+    def start_at(self, row: int) -> None:
+        """Give the next row this number; for an empty ring."""
+        self.first = self.end = self._kept = row
+
+    # Adding
+
+    def add(self, batch: Batch) -> Block:
+        """Copy a batch's columns in, make room first, and return where the rows are.
+
+        Raises
+        ------
+        SchemaMismatch
+            If a column is missing, new, or of another dtype or shape.
+        ConfigError
+            If the batch is larger than the ring.
+        """
+        self._check(batch)
+        rows, width = batch.num_rows, batch.num_envs
+        order = np.argsort(batch.tail_rows, kind="stable")
+        tail_rows = batch.tail_rows[order]
+        starts = stack_starts(batch) if self.stack is not None else None
+        beside = len(tail_rows) + (0 if starts is None else len(starts) * self._older)
+        self._make_room(rows, beside)
+        older_slots = None if starts is None else self._take_side_of_stacks(starts, rows, width)
+        tail_slots = self._take_side(self.end + tail_rows)
+        block = Block(
+            *(self.end, self.end + rows, width),
+            *(batch.shard, batch.incarnation, batch.policy_version),
+            *(self.end + tail_rows, tail_slots),
+        )
+        for name, column in self.columns.items():
+            given = batch.flat(name)
+            if name in self.specs.obs:
+                tail = batch.tail[name][order]
+                if self.stack is not None:
+                    given, tail = self.stack.newest(given), self.stack.newest(tail)
+                column[tail_slots] = tail
+            self._put(column, self.end, given)
+        self._put(self.next, self.end, self._following(rows, width, tail_rows, tail_slots))
+        if self.specs.state:
+            self._put_state(block, batch)
+        if starts is not None and older_slots is not None:
+            self._put_older(block, batch, starts, older_slots)
+        self._link(block, batch)
+        self.blocks.append(block)
+        self.end += rows
+        return block
+
+    @property
+    def _older(self) -> int:
+        """Frames of a stack besides the newest."""
+        return 0 if self.stack is None else self.stack.size - 1
+
+    def _check(self, batch: Batch) -> None:
+        rows, state = self.specs.rows, self.specs.state
+        fits = batch.names == list(rows) and tuple(batch.tail) == self.specs.obs
+        fits = fits and all(spec.is_of(batch.flat(name)) for name, spec in rows.items())
+        if batch.state:  # a block whose first time row has left knows no state
+            fits = fits and batch.state.keys() == state.keys()
+            fits = fits and all(spec.is_of(batch.state[name]) for name, spec in state.items())
+        if not fits:
+            raise SchemaMismatch(_difference(self.specs, specs_of(batch), batch.shard))
+        if batch.num_rows > self.capacity:
+            raise ConfigError(
+                f"a batch of {batch.num_rows:,} rows does not fit into capacity={self.capacity:,}: "
+                f"ReplayStore({10 * batch.num_rows:_})"
+            )
+        if self.stack is not None:
+            for name in self.specs.obs:
+                self.stack.check(batch, name, thorough=not self.end)
+
+    def _make_room(self, rows: int, beside: int) -> None:
+        if beside > self.side:
+            raise ConfigError(
+                f"a batch of {rows:,} rows has {beside:,} observations beside those of its rows "
+                f"(ends of episodes and of fragments), and there is room for {self.side:,}: "
+                "collect with a longer horizon, or ReplayStore(..., side=1.0)"
+            )
+        kept = max(self._kept, self.end + rows - self.capacity)
+        overwritten = self._side_end + beside - self.side
+        if overwritten > 0:
+            kept = max(kept, int(self._side_row[(overwritten - 1) % self.side]) + 1)
+        self.leave(kept)
+
+    def leave(self, first: int) -> None:
+        """Let all rows before ``first`` go."""
+        kept = self._kept = self.first = max(self._kept, first)
+        while self.blocks and self.blocks[0].end <= kept:
+            self.blocks.popleft()
+        if self.blocks and kept > self.blocks[0].start:
+            # Whole time rows leave; what is stacked needs the rows before it.
+            oldest = self.blocks[0]
+            times = -(-(kept - oldest.start) // oldest.num_envs) + self._older
+            self.first = min(oldest.start + times * oldest.num_envs, oldest.end)
+            if self.first == oldest.end:
+                self.blocks.popleft()
+
+    def _take_side(self, owners: Ints) -> Ints:
+        """Return slots on the side; once one is used again, its owner and all before have left."""
+        at = (self._side_end + np.arange(len(owners))) % self.side
+        owners = np.maximum(np.maximum.accumulate(owners), self._side_owner)
+        self._side_row[at] = owners
+        if len(owners):
+            self._side_owner = int(owners[-1])
+        self._side_end += len(owners)
+        return self.capacity + at
+
+    def _take_side_of_stacks(self, starts: Ints, rows: int, width: int) -> Ints:
+        """Return slots for the older frames of these rows, ``[starts, size - 1]``."""
+        last_needed = np.minimum(starts + (self._older - 1) * width, rows - 1)
+        owners = self.end + np.repeat(last_needed, self._older)
+        return self._take_side(owners).reshape(len(starts), self._older)
+
+    def _following(self, rows: int, width: int, tail_rows: Ints, tail_slots: Ints) -> Ints:
+        if len(self._count) < rows:
+            self._count = np.arange(rows, dtype=np.int64)
+        following = self._count[:rows] + (self.end + width) % self.capacity
+        if following[-1] >= self.capacity:
+            following[following >= self.capacity] -= self.capacity
+        following[tail_rows] = tail_slots
+        return following
+
+    def _put(self, column: Column, row: int, values: Column) -> None:
+        at = row % self.capacity
+        fits = min(len(values), self.capacity - at)
+        column[at : at + fits] = values[:fits]
+        if fits < len(values):
+            column[: len(values) - fits] = values[fits:]
+
+    def _put_state(self, block: Block, batch: Batch) -> None:
+        """Keep the state of the first time row beside the block's first tails."""
+        assert self._state_at is not None
+        width = block.num_envs
+        at = block.tail_slots[:width] - self.capacity
+        for name, column in batch.state.items():
+            self.state[name][at] = column
+        self._put(self._state_at, block.start, np.full(batch.num_rows, -1))
+        if batch.state:
+            self._put(self._state_at, block.start, at)
+
+    def _put_older(self, block: Block, batch: Batch, starts: Ints, slots: Ints) -> None:
+        """Link every frame to the one before it; where that is in no row, keep it on the side."""
+        assert self._previous is not None
+        assert self.stack is not None
+        previous = (np.arange(block.start, block.end) - block.num_envs) % self.capacity
+        for name in self.specs.obs:
+            self.columns[name][slots] = self.stack.older(batch.flat(name)[starts])
+        self._previous[slots[:, 1:]] = slots[:, :-1]
+        self._previous[slots[:, 0]] = slots[:, 0]
+        previous[starts] = slots[:, -1]
+        self._put(self._previous, block.start, previous)
+        self._previous[block.tail_slots] = block.tail_rows % self.capacity
+
+    def _link(self, block: Block, batch: Batch) -> None:
+        """Let tracks go on where an earlier one of the same episode ended."""
+        width, last = block.num_envs, slice(-block.num_envs, None)
+        env, episode, step = (batch.flat(name) for name in ("env", "episode", "step"))
+        ends = _LastRows(
+            np.arange(block.end - width, block.end),
+            episode[last],
+            step[last],
+            np.full(width, block.shard),
+            np.full(width, block.incarnation),
+        )
+        heads = env[:width].astype(np.int64)
+        self._last = self._last.grown(int(heads.max()) + 1)
+        before = self._last.of(heads)
+        again = np.flatnonzero(heads[1:] == heads[:-1])  # an environment with several tracks
+        if len(again):
+            before.put(again + 1, ends.of(again))
+        goes_on = (
+            (before.row >= self.first)
+            & (before.episode == episode[:width])
+            & (before.step + 1 == step[:width])
+            & (before.shard == block.shard)
+            & (before.incarnation == block.incarnation)
+        )
+        at = np.flatnonzero(goes_on)
+        self.next[before.row[at] % self.capacity] = (block.start + at) % self.capacity
+        self._last.put(heads, ends)
+
+    # Reading
+
+    def slots(self, rows: Ints) -> Ints:
+        """Return where rows lie."""
+        return rows % self.capacity
+
+    def observations(self, slots: Ints) -> dict[str, Column]:
+        """Return the observations in these slots, put together from frames if they are."""
+        if self.stack is None or self._previous is None:
+            return {name: self.columns[name].take(slots, axis=0) for name in self.specs.obs}
+        history = self.stack.history(slots, self._previous)
+        return {name: self.stack.join(self.columns[name], history) for name in self.specs.obs}
+
+    def states(self, rows: Ints) -> tuple[dict[str, Column], npt.NDArray[np.bool_]]:
+        """Return the recurrent state before these rows, and whether it is known."""
+        if self._state_at is None:
+            return {}, np.zeros(len(rows), np.bool_)
+        at = self._state_at[self.slots(rows)]
+        return {name: column[at] for name, column in self.state.items()}, at >= 0
+
+    def batch(self, block: Block) -> Batch:
+        """Return what is left of a block, as it was added."""
+        start = max(block.start, self.first)
+        rows = np.arange(start, block.end)
+        slots = self.slots(rows)
+        columns = {
+            name: column.take(slots, axis=0)
+            for name, column in self.columns.items()
+            if name not in self.specs.obs
+        } | self.observations(slots)
+        kept = block.tail_rows >= start
+        state: dict[str, Column] = {}
+        if self.specs.state:
+            state, known = self.states(rows[: block.num_envs])
+            if not known.all():  # its first time row has left
+                state = {}
+        return Batch(
+            {name: columns[name] for name in self.specs.rows},
+            block.num_envs,
+            tail_rows=block.tail_rows[kept] - start,
+            tail=self.observations(block.tail_slots[kept]),
+            state=state,
+            shard=block.shard,
+            incarnation=block.incarnation,
+            policy_version=block.policy_version,
+        )
+
+
+@dataclass
+class _LastRows:
+    """The newest row of every environment, and where it is from."""
+
+    row: Ints
+    episode: Ints
+    step: Ints
+    shard: Ints
+    incarnation: Ints
+
+    @classmethod
+    def empty(cls, n: int) -> _LastRows:
+        return cls(*(np.full(n, -1, np.int64) for _ in range(5)))
+
+    def _arrays(self) -> Sequence[Ints]:
+        return self.row, self.episode, self.step, self.shard, self.incarnation
+
+    def grown(self, n: int) -> _LastRows:
+        missing = n - len(self.row)
+        if missing <= 0:
+            return self
+        more = _LastRows.empty(missing)
+        pairs = zip(self._arrays(), more._arrays(), strict=True)
+        return _LastRows(*(np.concatenate(pair) for pair in pairs))
+
+    def of(self, at: Ints) -> _LastRows:
+        return _LastRows(*(array[at] for array in self._arrays()))
+
+    def put(self, at: Ints, rows: _LastRows) -> None:
+        for array, values in zip(self._arrays(), rows._arrays(), strict=True):
+            array[at] = values  # of an environment that is there twice, the later stays
+
+
+def _difference(expected: Specs, got: Specs, shard: int) -> str:
+    tables = [
+        {f"column {name!r}": str(spec) for name, spec in specs.rows.items()}
+        | {f"state {name!r}": str(spec) for name, spec in specs.state.items()}
+        for specs in (expected, got)
+    ]
+    for part in [*tables[0], *(part for part in tables[1] if part not in tables[0])]:
+        wanted, found = (table.get(part, "none") for table in tables)
+        if wanted != found:
+            break
+    else:
+        part, wanted, found = "observations", str(expected.obs), str(got.obs)
+    return (
+        f"the batch of shard {shard} does not fit this store: {part} expected {wanted}, got "
+        f"{found}; a store takes the batches of one environment and one kind of policy"
+    )

@@ -1,0 +1,63 @@
+"""Which rows a learner gets, and in what form.
+
+A sampler is told of every block of rows, draws row numbers, and gathers what a learner needs of
+these rows. Anything with the methods of :class:`Sampler` is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from clusterenv.errors import StoreUnreadable
+from clusterenv.store.samplers.base import Draw, Sampler
+from clusterenv.store.samplers.nstep import NStep
+from clusterenv.store.samplers.recent import Recent
+from clusterenv.store.samplers.rows import Prioritized, Uniform
+from clusterenv.store.samplers.sequences import Sequences
+
+__all__ = [
+    "Draw",
+    "NStep",
+    "Prioritized",
+    "Recent",
+    "Sampler",
+    "Sequences",
+    "Uniform",
+    "described",
+    "from_description",
+]
+
+_KNOWN = {kind.__name__: kind for kind in (Uniform, Prioritized, NStep, Sequences, Recent)}
+
+
+def described(sampler: Sampler) -> dict[str, Any]:
+    """Return the sampler's kind and arguments, as JSON can hold them."""
+    settings = dict(sampler.settings())
+    base = getattr(sampler, "base", None)
+    return {
+        "kind": type(sampler).__name__,
+        "settings": settings,
+        "base": None if base is None else described(base),
+    }
+
+
+def from_description(description: Mapping[str, Any]) -> Sampler:
+    """Make the sampler that was :func:`described`.
+
+    Raises
+    ------
+    StoreUnreadable
+        If it is not one of ours.
+    """
+    kind = _KNOWN.get(description["kind"])
+    if kind is None:
+        raise StoreUnreadable(
+            f"the store was saved with a sampler {description['kind']!r} of your own; pass it: "
+            f"ReplayStore.load(directory, sampler={description['kind']}(...))"
+        )
+    settings = dict(description["settings"])
+    if description["base"] is not None:
+        settings["base"] = from_description(description["base"])
+    sampler: Sampler = kind(**settings)
+    return sampler

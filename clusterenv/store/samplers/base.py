@@ -1,0 +1,93 @@
+"""What a sampler is, and what most samplers gather."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from clusterenv.batch import Batch
+from clusterenv.errors import ConfigError
+from clusterenv.schema import Column
+from clusterenv.store.ring import Block, Ints, Ring
+
+__all__ = ["STEP_COLUMNS", "Draw", "Numbers", "Sampler", "Transitions", "next_of", "wanted"]
+
+Numbers = npt.NDArray[Any]
+STEP_COLUMNS = ("action", "reward", "terminated", "truncated")
+
+
+class Draw(NamedTuple):
+    """Rows by number, and the weight of each in the loss."""
+
+    rows: Ints
+    weights: npt.NDArray[np.float32]
+
+
+class Sampler(Protocol):
+    """What a store asks of a sampler; :class:`Uniform` is the shortest."""
+
+    def attach(self, ring: Ring) -> None:
+        """Take the rows to draw from; called once, before everything else."""
+
+    def added(self, block: Block, batch: Batch) -> None:
+        """Note new rows; rows before ``ring.first`` have left."""
+
+    def draw(self, n: int | None, rng: np.random.Generator) -> Draw:
+        """Choose ``n`` rows; ``None`` leaves the number to the sampler."""
+
+    def gather(self, rows: Ints, columns: tuple[str, ...]) -> dict[str, Column]:
+        """Return what a learner needs of these rows; ``columns`` besides the usual ones."""
+
+    def update(self, rows: Ints, priorities: Numbers) -> None:
+        """Set the priorities of rows that are still there."""
+
+    def settings(self) -> dict[str, Any]:
+        """Return the arguments that make this sampler again."""
+
+    def state(self) -> dict[str, Numbers]:
+        """Return, as arrays, what drawing depends on besides the rows."""
+
+    def restore(self, state: Mapping[str, Numbers]) -> None:
+        """Go on from a state, when all rows have been added."""
+
+
+class Transitions:
+    """Single steps: what most samplers gather."""
+
+    ring: Ring
+
+    def attach(self, ring: Ring) -> None:
+        self.ring = ring
+
+    def gather(self, rows: Ints, columns: tuple[str, ...]) -> dict[str, Column]:
+        slots = self.ring.slots(rows)
+        found = self.ring.observations(slots)
+        for name in (*STEP_COLUMNS, *columns):
+            found[name] = self.ring.columns[name].take(slots, axis=0)
+        return found | next_of(self.ring.observations(self.ring.next.take(slots)))
+
+    def update(self, rows: Ints, priorities: Numbers) -> None:
+        raise ConfigError(
+            f"{type(self).__name__} has no priorities; ReplayStore(..., sampler=Prioritized())"
+        )
+
+    def state(self) -> dict[str, Numbers]:
+        return {}
+
+    def restore(self, state: Mapping[str, Numbers]) -> None:
+        """Nothing but the rows matters."""
+
+
+def next_of(observations: Mapping[str, Column]) -> dict[str, Column]:
+    """Name observations as those that follow."""
+    return {f"next_{name}": column for name, column in observations.items()}
+
+
+def wanted(n: int | None, sampler: str) -> int:
+    """Return ``n``, or raise if it was left to a sampler that needs it."""
+    if n is None:
+        raise ConfigError(f"{sampler} must be told how many rows: store.sample(256)")
+    return n

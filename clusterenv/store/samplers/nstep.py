@@ -1,0 +1,93 @@
+"""Returns of several steps, on top of a sampler of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from clusterenv.batch import Batch
+from clusterenv.errors import ConfigError
+from clusterenv.schema import Column
+from clusterenv.store.ring import Block, Ints, Ring
+from clusterenv.store.samplers.base import Draw, Numbers, Transitions, next_of
+from clusterenv.store.samplers.rows import Prioritized, Uniform
+
+__all__ = ["NStep"]
+
+
+class NStep(Transitions):
+    """Returns of up to ``n`` steps, on top of another sampler.
+
+    ``reward`` is ``sum_k gamma^k r_k`` over the ``m <= n`` rows that follow each other from the
+    row drawn; ``next_obs``, ``terminated`` and ``truncated`` are those of the last of them, and
+    ``discount`` is ``gamma^m``, so the target is
+    ``reward + discount * (1 - terminated) * value(next_obs)``. It takes fewer steps at the end of
+    an episode, and where the store holds no later row of it.
+
+    Parameters
+    ----------
+    n
+        Steps.
+    gamma
+        Discount per step.
+    base
+        Draws the rows: :class:`Uniform` or :class:`Prioritized`.
+    """
+
+    def __init__(self, n: int, gamma: float, base: Uniform | Prioritized | None = None) -> None:
+        if not isinstance(n, int) or n < 1:
+            raise ConfigError(f"n={n!r} is no number of steps: NStep(3, gamma=0.99)")
+        if not 0 <= gamma <= 1:
+            raise ConfigError(f"gamma={gamma} is not between 0 and 1: NStep(3, gamma=0.99)")
+        self.n = n
+        self.gamma = gamma
+        self.base = base if base is not None else Uniform()
+
+    def settings(self) -> dict[str, Any]:
+        return {"n": self.n, "gamma": self.gamma}
+
+    def attach(self, ring: Ring) -> None:
+        super().attach(ring)
+        self.base.attach(ring)
+
+    def added(self, block: Block, batch: Batch) -> None:
+        self.base.added(block, batch)
+
+    def draw(self, n: int | None, rng: np.random.Generator) -> Draw:
+        return self.base.draw(n, rng)
+
+    def gather(self, rows: Ints, columns: tuple[str, ...]) -> dict[str, Column]:
+        ring = self.ring
+        slots = ring.slots(rows)
+        found = ring.observations(slots)
+        for name in ("action", *columns):
+            found[name] = ring.columns[name].take(slots, axis=0)
+        total = ring.columns["reward"].take(slots).astype(np.float64)
+        discount = np.full(len(rows), self.gamma)
+        last = slots.copy()
+        going = np.arange(len(rows))  # of those that may go on
+        for _ in range(self.n - 1):
+            following = ring.next.take(last[going])
+            goes_on = following < ring.capacity
+            going, following = going[goes_on], following[goes_on]
+            if not len(going):
+                break
+            total[going] += discount[going] * ring.columns["reward"].take(following)
+            discount[going] *= self.gamma
+            last[going] = following
+        found["reward"] = total.astype(ring.columns["reward"].dtype)
+        for name in ("terminated", "truncated"):
+            found[name] = ring.columns[name].take(last)
+        found["discount"] = discount.astype(np.float32)
+        return found | next_of(ring.observations(ring.next.take(last)))
+
+    def update(self, rows: Ints, priorities: Numbers) -> None:
+        self.base.update(rows, priorities)
+
+    def state(self) -> dict[str, Numbers]:
+        return self.base.state()
+
+    def restore(self, state: Mapping[str, Numbers]) -> None:
+        self.base.restore(state)

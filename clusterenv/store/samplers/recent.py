@@ -1,0 +1,85 @@
+"""Whole batches, each used a few times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from clusterenv.batch import Batch
+from clusterenv.errors import ConfigError, EmptyStore
+from clusterenv.schema import Column
+from clusterenv.store.ring import Block, Ints
+from clusterenv.store.samplers.base import Draw, Numbers, Transitions
+
+__all__ = ["Recent"]
+
+
+class Recent(Transitions):
+    """Whole batches, the newest ``n`` of them, each handed out ``uses`` times at most.
+
+    ``sample()`` returns a batch chosen at random, ``[horizon, envs, …]``. A batch leaves when it
+    has been used up, or when it is the oldest and a new one comes; adding never waits.
+
+    Parameters
+    ----------
+    n
+        Batches.
+    uses
+        How often each may be sampled.
+    """
+
+    def __init__(self, n: int, uses: int) -> None:
+        if n < 1 or uses < 1:
+            raise ConfigError(f"n={n}, uses={uses}: both at least 1: Recent(4, uses=2)")
+        self.n = n
+        self.uses = uses
+        self._blocks: list[Block] = []
+        self._used: list[int] = []
+
+    def settings(self) -> dict[str, Any]:
+        return {"n": self.n, "uses": self.uses}
+
+    def added(self, block: Block, batch: Batch) -> None:
+        self._blocks.append(block)
+        self._used.append(0)
+        self._leave(len(self._blocks) - self.n)
+        self._leave(sum(block.start < self.ring.first for block in self._blocks))
+
+    def draw(self, n: int | None, rng: np.random.Generator) -> Draw:
+        if not self._blocks:
+            raise EmptyStore(
+                f"every batch has been used {self.uses} times; add one before sampling: "
+                "store.add(next(iter(collector)))"
+            )
+        at = int(rng.integers(len(self._blocks)))
+        block = self._blocks[at]
+        rows = block.end - block.start
+        if n is not None and n != rows:
+            raise ConfigError(f"Recent hands out whole batches of {rows} rows, not {n}: sample()")
+        self._used[at] += 1
+        if self._used[at] == self.uses:
+            del self._blocks[at], self._used[at]
+        self._width = block.num_envs
+        return Draw(np.arange(block.start, block.end), np.ones(rows, np.float32))
+
+    def gather(self, rows: Ints, columns: tuple[str, ...]) -> dict[str, Column]:
+        width = self._width
+        return {
+            name: column.reshape(-1, width, *column.shape[1:])
+            for name, column in super().gather(rows, columns).items()
+        }
+
+    def state(self) -> dict[str, Numbers]:
+        starts = np.array([block.start for block in self._blocks], np.int64)
+        return {"starts": starts, "used": np.array(self._used, np.int64)}
+
+    def restore(self, state: Mapping[str, Numbers]) -> None:
+        blocks = {max(block.start, self.ring.first): block for block in self.ring.blocks}
+        self._blocks = [blocks[start] for start in state["starts"].tolist()]
+        self._used = state["used"].tolist()
+
+    def _leave(self, count: int) -> None:
+        if count > 0:
+            del self._blocks[:count], self._used[:count]

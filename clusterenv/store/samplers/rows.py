@@ -1,0 +1,183 @@
+"""Samplers that draw single rows: uniformly, or by priority."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from clusterenv.batch import Batch
+from clusterenv.errors import ConfigError, EmptyStore
+from clusterenv.store.ring import Block, Ints, Ring
+from clusterenv.store.samplers.base import Draw, Numbers, Transitions, wanted
+from clusterenv.store.sum_tree import SumTree
+
+__all__ = ["Prioritized", "Uniform"]
+
+
+class Uniform(Transitions):
+    """Every row with the same probability.
+
+    Parameters
+    ----------
+    replace
+        Whether a row may be in a sample twice.
+    """
+
+    def __init__(self, replace: bool = True) -> None:
+        self.replace = replace
+
+    def settings(self) -> dict[str, Any]:
+        return {"replace": self.replace}
+
+    def added(self, block: Block, batch: Batch) -> None:
+        """All rows are alike."""
+
+    def draw(self, n: int | None, rng: np.random.Generator) -> Draw:
+        count = wanted(n, "Uniform")
+        if self.replace:
+            rows = rng.integers(self.ring.first, self.ring.end, count)
+        elif count > len(self.ring):
+            raise EmptyStore(
+                f"sample({count}) without replacement, but the store holds {len(self.ring)} rows: "
+                f"sample({len(self.ring)}), or Uniform(replace=True)"
+            )
+        else:
+            rows = self.ring.first + rng.choice(len(self.ring), count, replace=False)
+        return Draw(rows, np.ones(count, np.float32))
+
+
+class Prioritized(Transitions):
+    """Rows in proportion to a power of their priorities (Schaul et al., 2016).
+
+    Row ``i`` is drawn with ``P(i) = p_i^alpha / sum p^alpha``, where ``p_i`` is the absolute
+    error that was passed to ``update_priorities``, plus ``epsilon``. Its weight is
+    ``(N P(i))^-beta``, divided by the largest in the sample. Draws are stratified. A new row
+    gets the batch's column ``priority`` if there is one, otherwise the largest so far.
+
+    Parameters
+    ----------
+    alpha
+        0 draws uniformly, 1 in full proportion.
+    beta
+        How far weights make up for it; 1 is all the way. May be changed at any time.
+    epsilon
+        Keeps rows without an error from never being drawn again.
+    """
+
+    def __init__(self, alpha: float = 0.6, beta: float = 0.4, epsilon: float = 1e-6) -> None:
+        if not 0 <= alpha <= 1:
+            raise ConfigError(f"alpha={alpha} is not between 0 and 1: Prioritized(alpha=0.6)")
+        if not epsilon > 0:
+            raise ConfigError(f"epsilon={epsilon} is not above 0: Prioritized(epsilon=1e-6)")
+        self.alpha = alpha
+        self.beta = beta
+        self.epsilon = epsilon
+        self._largest = 1.0
+        self._left = 0  # rows before this have no priority any more
+
+    @property
+    def beta(self) -> float:
+        """The weights' exponent."""
+        return self._beta
+
+    @beta.setter
+    def beta(self, value: float) -> None:
+        if not 0 <= value <= 1:
+            raise ConfigError(f"beta={value} is not between 0 and 1: Prioritized(beta=0.4)")
+        self._beta = value
+
+    def settings(self) -> dict[str, Any]:
+        return {"alpha": self.alpha, "beta": self.beta, "epsilon": self.epsilon}
+
+    def attach(self, ring: Ring) -> None:
+        super().attach(ring)
+        self._tree = SumTree(ring.capacity)
+
+    def added(self, block: Block, batch: Batch) -> None:
+        if "priority" in batch.names:
+            self._put_range(block.start, block.end, self._powers(batch.flat("priority")))
+        else:
+            self._put_range(block.start, block.end, self._largest**self.alpha)
+        self._leave(block)
+
+    def added_only(self, rows: Ints, block: Block) -> None:
+        """Note a block of which only some rows may be drawn."""
+        self._put_range(block.start, block.end, 0.0)
+        self._tree.put(self.ring.slots(rows), self._largest**self.alpha)
+        self._leave(block)
+
+    def draw(self, n: int | None, rng: np.random.Generator) -> Draw:
+        count = wanted(n, "Prioritized")
+        tree = self._tree
+        total = tree.total
+        if not total > 0:
+            raise EmptyStore("no row has a priority yet; add a batch first: store.add(batch)")
+        strata = (np.arange(count) + rng.random(count)) * (total / count)
+        slots = tree.find(strata)
+        powers = tree.leaves.take(slots)
+        if not powers.all():  # a number at the very edge between two leaves
+            drawable = np.flatnonzero(tree.leaves)
+            astray = np.flatnonzero(powers == 0)
+            slots[astray] = drawable[
+                np.minimum(np.searchsorted(drawable, slots[astray]), len(drawable) - 1)
+            ]
+            powers = tree.leaves.take(slots)
+        weights = (powers * (len(self.ring) / total)) ** -self.beta
+        weights /= weights.max()
+        return Draw(self._numbers(slots), weights.astype(np.float32))
+
+    def update(self, rows: Ints, priorities: Numbers) -> None:
+        powers = self._powers(priorities)
+        live = rows >= self.ring.first
+        if not live.all():
+            rows, powers = rows[live], powers[live]
+        self._tree.put(self.ring.slots(rows), powers)
+
+    def state(self) -> dict[str, Numbers]:
+        rows = np.arange(self.ring.first, self.ring.end)
+        powers = self._tree.leaves[self.ring.slots(rows)]
+        return {"powers": powers, "largest": np.array([self._largest])}
+
+    def restore(self, state: Mapping[str, Numbers]) -> None:
+        self._put_range(self._left, self.ring.first, 0.0)
+        self._left = self.ring.first
+        self._tree.put(self.ring.slots(np.arange(self.ring.first, self.ring.end)), state["powers"])
+        self._largest = float(state["largest"][0])
+
+    def _powers(self, priorities: Numbers) -> npt.NDArray[np.float64]:
+        values = np.asarray(priorities, np.float64)
+        if not (values >= 0).all() or np.isinf(values).any():
+            at = int(np.flatnonzero(~((values >= 0) & np.isfinite(values)))[0])
+            raise ConfigError(
+                f"priorities[{at}] is {values[at]}; they are absolute errors, finite and not "
+                "negative: store.update_priorities(sample['indices'], error.abs())"
+            )
+        values = values + self.epsilon
+        if len(values):
+            self._largest = max(self._largest, float(values.max()))
+        return values**self.alpha
+
+    def _numbers(self, slots: Ints) -> Ints:
+        """Return the rows that lie in these slots."""
+        first = self.ring.first
+        return first + (slots - first) % self.ring.capacity
+
+    def _leave(self, block: Block) -> None:
+        """Take the priorities of rows that made room for a block."""
+        capacity = self.ring.capacity
+        # What lies where the block is now has the block's priorities already.
+        self._put_range(max(self._left, block.end - capacity), self.ring.first, 0.0)
+        self._left = self.ring.first
+
+    def _put_range(self, start: int, end: int, powers: Numbers | float) -> None:
+        if start >= end:
+            return
+        capacity = self.ring.capacity
+        at, count = start % capacity, end - start
+        fits = min(count, capacity - at)
+        split = powers if isinstance(powers, np.ndarray) else None
+        self._tree.put_range(at, at + fits, powers if split is None else split[:fits])
+        self._tree.put_range(0, count - fits, powers if split is None else split[fits:])

@@ -1,0 +1,163 @@
+"""Consecutive rows of one episode, for recurrent policies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from clusterenv.batch import Batch
+from clusterenv.errors import ConfigError, EmptyStore
+from clusterenv.schema import Column
+from clusterenv.store.ring import Block, Ints, Ring
+from clusterenv.store.samplers.base import STEP_COLUMNS, Draw, Numbers, Transitions, next_of, wanted
+from clusterenv.store.samplers.rows import Prioritized
+
+__all__ = ["Sequences"]
+
+
+class Sequences(Transitions):
+    """Consecutive rows of one episode, ``[n, burn_in + length, …]``, with recurrent state.
+
+    A sequence begins where an episode does, and then every ``burn_in + length - overlap`` rows;
+    for policies with recurrent state, it begins where the state is known: at an episode's first
+    row (where it is zero) and at the first row of each fragment, so collect with
+    ``horizon=burn_in + length - overlap``. What an episode is too short for is padded with zeros
+    and left out of ``mask``. A sequence whose end has not been collected yet is not drawn.
+
+    Parameters
+    ----------
+    length
+        Rows to learn from.
+    burn_in
+        Rows before them, to bring the recurrent state up to date.
+    overlap
+        Rows that a sequence shares with the next.
+    base
+        Draws the beginnings: :class:`Uniform` or :class:`Prioritized`.
+    """
+
+    def __init__(
+        self, length: int, burn_in: int = 0, overlap: int = 0, base: Prioritized | None = None
+    ) -> None:
+        total = length + burn_in
+        if length < 1 or burn_in < 0 or not 0 <= overlap < total:
+            raise ConfigError(
+                f"length={length}, burn_in={burn_in}, overlap={overlap}: at least 1 row, and less "
+                "overlap than length and burn-in together: Sequences(80, burn_in=40, overlap=40)"
+            )
+        self.length, self.burn_in, self.overlap = length, burn_in, overlap
+        self.base = base
+        self._total, self._period = total, total - overlap
+        self._entries = np.empty(0, np.int64)
+
+    def settings(self) -> dict[str, Any]:
+        return {"length": self.length, "burn_in": self.burn_in, "overlap": self.overlap}
+
+    def attach(self, ring: Ring) -> None:
+        super().attach(ring)
+        if self.base is not None:
+            self.base.attach(ring)
+
+    def added(self, block: Block, batch: Batch) -> None:
+        step = batch.flat("step")
+        begins = step % self._period == 0
+        if self.ring.specs.state:
+            if batch.horizon != self._period and block.start == 0:
+                raise ConfigError(
+                    f"sequences begin every {self._period} rows, but the recurrent state is known "
+                    f"every {batch.horizon}: Collector(..., horizon={self._period}), or "
+                    f"overlap={self._total - batch.horizon}"
+                )
+            begins = step == 0
+            begins[: block.num_envs] |= bool(batch.state)
+        rows = block.start + np.flatnonzero(begins)
+        kept = np.searchsorted(self._entries, self.ring.first)
+        self._entries = np.concatenate([self._entries[kept:], rows])
+        if self.base is not None:
+            self.base.added_only(rows, block)
+
+    def draw(self, n: int | None, rng: np.random.Generator) -> Draw:
+        count = wanted(n, "Sequences")
+        if self.base is not None:
+            drawn = self.base.draw(count, rng)
+            whole = self._complete(drawn.rows)
+            if not whole.all():
+                others = rng.choice(np.flatnonzero(whole), count) if whole.any() else None
+                if others is None:
+                    raise EmptyStore(self._none())
+                keep = np.where(whole, np.arange(count), others)
+                drawn = Draw(drawn.rows[keep], drawn.weights[keep])
+            return drawn
+        entries = self._entries[self._entries >= self.ring.first]
+        for _ in range(8):  # few are incomplete: the newest of each environment
+            if not len(entries):
+                break
+            rows = rng.choice(entries, 2 * count)
+            rows = rows[self._complete(rows)][:count]
+            if len(rows) == count:
+                return Draw(rows, np.ones(count, np.float32))
+        entries = entries[self._complete(entries)]
+        if not len(entries):
+            raise EmptyStore(self._none())
+        return Draw(rng.choice(entries, count), np.ones(count, np.float32))
+
+    def gather(self, rows: Ints, columns: tuple[str, ...]) -> dict[str, Column]:
+        slots, mask = self._chains(rows)
+        flat = slots.reshape(-1)
+        found = self.ring.observations(flat)
+        for name in (*STEP_COLUMNS, *columns):
+            found[name] = self.ring.columns[name].take(flat, axis=0)
+        found |= next_of(self.ring.observations(self.ring.next.take(flat)))
+        shaped = {
+            name: column.reshape(*mask.shape, *column.shape[1:]) for name, column in found.items()
+        }
+        for column in shaped.values():
+            column[~mask] = 0
+        shaped["mask"] = mask
+        states, known = self.ring.states(rows)
+        for name, state in states.items():
+            state[~known] = 0
+            shaped[f"state.{name}"] = state
+        return shaped
+
+    def update(self, rows: Ints, priorities: Numbers) -> None:
+        if self.base is None:
+            super().update(rows, priorities)
+        else:
+            self.base.update(rows, priorities)
+
+    def state(self) -> dict[str, Numbers]:
+        return {} if self.base is None else self.base.state()
+
+    def restore(self, state: Mapping[str, Numbers]) -> None:
+        if self.base is not None:
+            self.base.restore(state)
+
+    def _chains(self, rows: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
+        """Return the slots of the rows that follow each other, and which of them there are."""
+        capacity = self.ring.capacity
+        slots = np.zeros((len(rows), self._total), np.int64)
+        slots[:, 0] = self.ring.slots(rows)
+        mask = np.zeros(slots.shape, np.bool_)
+        mask[:, 0] = True
+        for k in range(1, self._total):
+            following = self.ring.next.take(slots[:, k - 1])
+            mask[:, k] = mask[:, k - 1] & (following < capacity)
+            slots[:, k] = np.where(mask[:, k], following, slots[:, k - 1])
+        return slots, mask
+
+    def _complete(self, rows: Ints) -> npt.NDArray[np.bool_]:
+        """Whether sequences from these rows are full, or end because their episodes do."""
+        slots, mask = self._chains(rows)
+        last = slots[:, -1]
+        ended = self.ring.columns["terminated"][last] | self.ring.columns["truncated"][last]
+        return mask[:, -1] | ended
+
+    def _none(self) -> str:
+        return (
+            f"no sequence of {self._total} rows is complete yet; add more batches before sampling, "
+            "or collect with a longer horizon"
+        )

@@ -1,0 +1,108 @@
+"""Observations that are stacks of the last frames: stored once per frame, put together again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from clusterenv.batch import Batch
+from clusterenv.errors import ConfigError
+from clusterenv.schema import Column
+
+__all__ = ["Stack", "stack_starts"]
+
+Ints = npt.NDArray[np.int64]
+_SPOT = 32  # rows of a batch that are looked at, after the first batch
+
+
+@dataclass(frozen=True)
+class Stack:
+    """``size`` frames along ``axis`` of an observation, the newest last.
+
+    Examples
+    --------
+    >>> Stack(4).frame((4, 84, 84)), Stack(4, axis=-1).frame((84, 84, 4))
+    ((84, 84), (84, 84))
+    """
+
+    size: int
+    axis: int = 0
+
+    def __post_init__(self) -> None:
+        if self.size < 2:
+            raise ConfigError(f"stack={self.size} is no stack; for four frames: stack=4")
+
+    def frame(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of one frame of an observation of this shape."""
+        if not shape or shape[self.axis] != self.size:
+            raise ConfigError(
+                f"stack={self.size} frames along axis {self.axis}, but observations have the shape "
+                f"{shape}; say which axis the frames lie along: stack=Stack(4, axis=-1)"
+            )
+        axis = self.axis % len(shape)
+        return shape[:axis] + shape[axis + 1 :]
+
+    def _frames_first(self, stacked: Column) -> Column:
+        """Return a view ``[rows, frames, …]``."""
+        return np.moveaxis(stacked, self.axis if self.axis < 0 else self.axis + 1, 1)
+
+    def newest(self, stacked: Column) -> Column:
+        """Return the newest frame of each row, as a view."""
+        return self._frames_first(stacked)[:, -1]
+
+    def older(self, stacked: Column) -> Column:
+        """Return all other frames, the oldest first, ``[rows, size - 1, …]``."""
+        return self._frames_first(stacked)[:, :-1]
+
+    def history(self, slots: Ints, previous: Ints) -> Ints:
+        """Follow the frames back: slots of all frames, ``[rows, size]``, the oldest first."""
+        history = np.empty((len(slots), self.size), np.int64)
+        history[:, -1] = slots
+        for k in range(self.size - 1, 0, -1):
+            history[:, k - 1] = previous.take(history[:, k])
+        return history
+
+    def join(self, frames: Column, history: Ints) -> Column:
+        """Return the stacks of these frames."""
+        joined = frames.take(history, axis=0)
+        if self.axis == 0:
+            return joined
+        target = self.axis if self.axis < 0 else self.axis + 1
+        return np.ascontiguousarray(np.moveaxis(joined, 1, target))
+
+    def check(self, batch: Batch, name: str, thorough: bool) -> None:
+        """Raise unless each stack goes on from the stack of the row before.
+
+        The first batch is looked at whole, later ones at some rows.
+        """
+        stacks, step = self._frames_first(batch.flat(name)), batch.flat("step")
+        width = batch.num_envs
+        rows = np.flatnonzero(step[width:] > 0) + width
+        if not thorough and len(rows) > _SPOT:
+            rows = rows[:: len(rows) // _SPOT]
+        tails = np.arange(len(batch.tail_rows))
+        if not thorough:
+            tails = tails[:_SPOT]
+        ends = self._frames_first(batch.tail[name])[tails]
+        pairs = [
+            (stacks[rows], stacks[rows - width], rows),
+            (ends, stacks[batch.tail_rows[tails]], batch.tail_rows[tails]),
+        ]
+        for after, before, at in pairs:
+            differs = (after[:, :-1] != before[:, 1:]).reshape(len(at), -1).any(1)
+            if differs.any():
+                row = at[np.argmax(differs)]
+                raise ConfigError(
+                    f"{name} of environment {batch.flat('env')[row]} at step {step[row]} does not "
+                    f"go on from the stack before it, so stack={self.size} would change it; leave "
+                    "stack= out"
+                )
+
+
+def stack_starts(batch: Batch) -> Ints:
+    """Return the rows whose stack does not go on from the row before."""
+    begins = batch.flat("step") == 0
+    begins[: batch.num_envs] = True
+    return np.flatnonzero(begins)
