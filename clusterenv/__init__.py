@@ -8,7 +8,7 @@ from clusterenv.batch import Batch
 from clusterenv.cluster import connect
 from clusterenv.collector import Collector
 from clusterenv.stats import Stats
-from clusterenv.store import ReplayStore, RolloutStore
+from clusterenv.store import ReplayStore, RolloutStore, open_dataset, to_minari
 from clusterenv.sync import Divergence, Every, EveryVersion, Never
 from clusterenv.vector import ClusterEnv, make_vec
 
@@ -27,7 +27,9 @@ __all__ = [
     "connect",
     "errors",
     "make_vec",
+    "open_dataset",
     "policies",
+    "to_minari",
 ]
 __version__ = "0.1.0"
 del _config

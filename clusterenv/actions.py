@@ -1,8 +1,8 @@
-"""What a policy may return as actions."""
+"""What a policy may return: actions, log-probabilities and annotations."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,9 +10,11 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from clusterenv.fragment import Fragment
+from clusterenv.policies.base import Policy
 from clusterenv.schema import Column, Layout
 
-__all__ = ["ActionCheck", "PolicyFault"]
+__all__ = ["ActionCheck", "PolicyFault", "annotate", "check_log_prob"]
 
 
 class PolicyFault(Exception):
@@ -76,3 +78,39 @@ class ActionCheck:
             shifted = array - self._start if self._start else array
             return bool(np.maximum.reduce(shifted.view(self._unsigned)) < self._choices)
         return bool(((array >= self._low) & (array <= self._high)).all())  # NaN is outside
+
+
+def check_log_prob(columns: Mapping[str, Column]) -> None:
+    """Raise if a log-probability is not finite; the row is named."""
+    given = columns.get("log_prob")
+    if given is not None and not np.isfinite(given).all():
+        bad = int(np.argwhere(~np.isfinite(given))[0][0])
+        raise PolicyFault(
+            f"the policy's log_prob is {given[bad]} for environment {columns['env'][bad]} "
+            f"at step {columns['step'][bad]} of its episode"
+        )
+
+
+def annotate(fragment: Fragment, policy: Policy) -> None:
+    """Add the columns that a policy computes from a whole fragment."""
+    rows = len(fragment.columns["reward"])
+    try:
+        given = {name: np.asarray(values) for name, values in policy.annotate(fragment).items()}
+    except Exception as error:
+        envs = fragment.columns["env"]
+        raise PolicyFault(
+            f"the policy raised {type(error).__name__} in annotate() on environments "
+            f"{envs.min()}–{envs.max()}: {error}"
+        ) from error
+    for name, column in given.items():
+        if name in fragment.columns:
+            raise PolicyFault(
+                f"annotate() returned {name!r}, which the fragment has already; there are "
+                f"{', '.join(fragment.columns)}"
+            )
+        if column.shape[:1] != (rows,) or column.dtype.kind not in "biuf":
+            raise PolicyFault(
+                f"annotate() returned {name!r} of shape {column.shape} and dtype {column.dtype}; "
+                f"expected numbers, a row for each of the fragment's {rows} rows"
+            )
+        fragment.columns[name] = column

@@ -18,7 +18,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
-from clusterenv.actions import ActionCheck, PolicyFault
+from clusterenv.actions import ActionCheck, PolicyFault, annotate, check_log_prob
 from clusterenv.envs import Engine, Slot
 from clusterenv.errors import ConfigError
 from clusterenv.fragment import Fragment
@@ -128,9 +128,9 @@ class EnvLoop:
                 if self._recorder is None
                 else self._recorded(self._recorder, fresh)
             )
-            _check_log_prob(fragment.columns)
+            check_log_prob(fragment.columns)
             if self._annotates:
-                self._annotate(fragment)
+                annotate(fragment, self._policy)
         return fragment
 
     def recycle(self, fragment: Fragment) -> None:
@@ -316,27 +316,6 @@ class EnvLoop:
             self._context = replace(self._context, scalars=acting.scalars)
         self._acting = acting
 
-    def _annotate(self, fragment: Fragment) -> None:
-        """Add the columns that the policy computes from the whole fragment."""
-        try:
-            given = self._policy.annotate(fragment)
-        except Exception as error:
-            raise PolicyFault(
-                f"the policy raised {type(error).__name__} in annotate() on environments "
-                f"{self._envs[0]}–{self._envs[-1]}: {error}"
-            ) from error
-        rows = len(fragment.columns["reward"])
-        for name, values in given.items():
-            column = np.asarray(values)
-            if name in fragment.columns:
-                raise PolicyFault(f"annotate() returned {name!r}, but there is such a column")
-            if column.shape[:1] != (rows,):
-                raise PolicyFault(
-                    f"annotate() returned {name!r} of shape {column.shape}; expected a row for "
-                    f"each of the {rows} rows"
-                )
-            fragment.columns[name] = column
-
     def _step_of(self, row: int, block: dict[str, Column], t: int) -> str:
         if self._recorder is not None:
             return f"{self._recorder.now} of the shard"
@@ -365,16 +344,6 @@ class EnvLoop:
             return torch.from_numpy(self._mask)
         mask: Tensor = obs["action_mask"]
         return mask.to(torch.bool)
-
-
-def _check_log_prob(columns: Mapping[str, Column]) -> None:
-    given = columns.get("log_prob")
-    if given is not None and not np.isfinite(given).all():
-        bad = int(np.flatnonzero(~np.isfinite(given))[0])
-        raise PolicyFault(
-            f"the policy's log_prob is {given[bad]} for environment {columns['env'][bad]} "
-            f"at step {columns['step'][bad]} of its episode"
-        )
 
 
 def _gather(

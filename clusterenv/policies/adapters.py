@@ -131,7 +131,10 @@ class EpsilonGreedy(Policy):
             raise ConfigError(f"epsilon must be from 0 to 1, got {epsilon}")
 
     def act(self, obs: Any, context: Context) -> Decision:
-        values = masked(self.module(obs), context.mask)
+        return self.decide(masked(self.module(obs), context.mask), context)
+
+    def decide(self, values: Tensor, context: Context) -> Decision:
+        """Choose actions by their values; forbidden ones have none."""
         best = values.argmax(-1)
         allowed = torch.isfinite(values).to(values.dtype)
         anything = allowed.multinomial(1).squeeze(-1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from clusterenv.store.dataset import open_dataset, to_minari
 from clusterenv.store.journal import Journal
 from clusterenv.store.ratio import Ratio
 from clusterenv.store.replay import ReplayStats, ReplayStore
@@ -24,4 +25,6 @@ __all__ = [
     "Sequences",
     "Stack",
     "Uniform",
+    "open_dataset",
+    "to_minari",
 ]

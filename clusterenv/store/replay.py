@@ -328,7 +328,7 @@ class ReplayStore:
         """
         self._sample_rows = max(self._sample_rows, n or 0)
         batches = iter(source)
-        must_wait = True
+        must_wait = not self.may_sample(n or 1)  # a store with rows may owe the learner samples
         while True:
             waiting = source.ready if isinstance(source, _Source) else 1
             while must_wait or (waiting > 0 and self.may_add(self._batch_rows)):

@@ -9,18 +9,18 @@ fragments) lie on the side, behind the slots of rows.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from clusterenv.arrow import from_arrow
 from clusterenv.batch import Batch
-from clusterenv.errors import ConfigError, SchemaMismatch
+from clusterenv.errors import ConfigError
 from clusterenv.schema import Column
+from clusterenv.store.links import Links
+from clusterenv.store.specs import Spec, Specs
 from clusterenv.store.stacks import Stack, stack_starts
 
 __all__ = [
@@ -28,62 +28,11 @@ __all__ = [
     "Block",
     "Ints",
     "Ring",
-    "Spec",
-    "Specs",
     "bytes_needed",
-    "specs_of",
-    "specs_of_schema",
 ]
 
 Ints = npt.NDArray[np.int64]
 Allocate = Callable[[str, tuple[int, ...], np.dtype[Any]], Column]
-
-
-@dataclass(frozen=True)
-class Spec:
-    """What one column holds in each row."""
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of a row."""
-        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
-
-    def is_of(self, column: Column) -> bool:
-        """Whether a column holds this in each row."""
-        return column.dtype == self.dtype and column.shape[1:] == self.shape
-
-    def __str__(self) -> str:
-        return f"{self.dtype} {list(self.shape)}"
-
-
-@dataclass(frozen=True)
-class Specs:
-    """All columns: of rows, of observations (a subset of these), and of recurrent state."""
-
-    rows: Mapping[str, Spec]
-    obs: tuple[str, ...]
-    state: Mapping[str, Spec]
-
-
-def specs_of(batch: Batch) -> Specs:
-    """Return the columns of a batch."""
-    return Specs(
-        {name: Spec(batch.flat(name).dtype, batch.flat(name).shape[1:]) for name in batch.names},
-        tuple(batch.tail),
-        {name: Spec(column.dtype, column.shape[1:]) for name, column in batch.state.items()},
-    )
-
-
-def specs_of_schema(schema: pa.Schema) -> Specs:
-    """Return the columns that an Arrow schema of batches describes."""
-    rows = {}
-    for field in schema:
-        column = from_arrow(field, pa.array([], field.type))
-        rows[field.name] = Spec(column.dtype, column.shape[1:])
-    return Specs(rows, tuple(name for name in rows if name.split(".")[0] == "obs"), {})
 
 
 def _arrays(
@@ -125,8 +74,9 @@ class Block:
     tail_rows: Ints
     """Rows whose next observation was given with the batch, by number, ascending."""
     tail_slots: Ints
-    state_from: int = -1
-    """Where on the side the state of the first time row lies."""
+    rejoined: Ints
+    """Rows at the end of tracks that go on with an earlier row, at the beginning of another."""
+    rejoined_to: Ints
 
 
 class Ring:
@@ -150,6 +100,7 @@ class Ring:
         self, specs: Specs, capacity: int, side: int, allocate: Allocate, stack: Stack | None = None
     ) -> None:
         self.specs = specs
+        self._names = list(specs.rows)
         self.capacity = capacity
         self.side = side
         self.stack = stack
@@ -173,7 +124,7 @@ class Ring:
         self._side_owner = -1
         self.blocks: deque[Block] = deque()
         self._count = np.arange(1024, dtype=np.int64)
-        self._last = _LastRows.empty(0)
+        self._links = Links()
 
     def __len__(self) -> int:
         return self.end - self.first
@@ -196,8 +147,7 @@ class Ring:
         """
         self._check(batch)
         rows, width = batch.num_rows, batch.num_envs
-        order = np.argsort(batch.tail_rows, kind="stable")
-        tail_rows = batch.tail_rows[order]
+        tail_rows, tail = _ascending(batch.tail_rows, batch.tail)
         starts = stack_starts(batch) if self.stack is not None else None
         beside = len(tail_rows) + (0 if starts is None else len(starts) * self._older)
         self._make_room(rows, beside)
@@ -211,17 +161,19 @@ class Ring:
         for name, column in self.columns.items():
             given = batch.flat(name)
             if name in self.specs.obs:
-                tail = batch.tail[name][order]
+                ends = tail[name]
                 if self.stack is not None:
-                    given, tail = self.stack.newest(given), self.stack.newest(tail)
-                column[tail_slots] = tail
+                    given, ends = self.stack.newest(given), self.stack.newest(ends)
+                column[tail_slots] = ends
             self._put(column, self.end, given)
         self._put(self.next, self.end, self._following(rows, width, tail_rows, tail_slots))
         if self.specs.state:
             self._put_state(block, batch)
         if starts is not None and older_slots is not None:
             self._put_older(block, batch, starts, older_slots)
-        self._link(block, batch)
+        before, after = self._links.add(batch, block.start, self.first)
+        if len(before):
+            self.next[before % self.capacity] = after % self.capacity
         self.blocks.append(block)
         self.end += rows
         return block
@@ -232,14 +184,7 @@ class Ring:
         return 0 if self.stack is None else self.stack.size - 1
 
     def _check(self, batch: Batch) -> None:
-        rows, state = self.specs.rows, self.specs.state
-        fits = batch.names == list(rows) and tuple(batch.tail) == self.specs.obs
-        fits = fits and all(spec.is_of(batch.flat(name)) for name, spec in rows.items())
-        if batch.state:  # a block whose first time row has left knows no state
-            fits = fits and batch.state.keys() == state.keys()
-            fits = fits and all(spec.is_of(batch.state[name]) for name, spec in state.items())
-        if not fits:
-            raise SchemaMismatch(_difference(self.specs, specs_of(batch), batch.shard))
+        self.specs.check(batch)
         if batch.num_rows > self.capacity:
             raise ConfigError(
                 f"a batch of {batch.num_rows:,} rows does not fit into capacity={self.capacity:,}: "
@@ -277,13 +222,17 @@ class Ring:
 
     def _take_side(self, owners: Ints) -> Ints:
         """Return slots on the side; once one is used again, its owner and all before have left."""
-        at = (self._side_end + np.arange(len(owners))) % self.side
-        owners = np.maximum(np.maximum.accumulate(owners), self._side_owner)
-        self._side_row[at] = owners
-        if len(owners):
+        start = self._side_end % self.side
+        at = np.arange(start, start + len(owners))
+        if start + len(owners) > self.side:
+            at %= self.side
+        if self.stack is not None:  # only then are they not ascending
+            owners = np.maximum(np.maximum.accumulate(owners), self._side_owner)
             self._side_owner = int(owners[-1])
+        self._side_row[at] = owners
         self._side_end += len(owners)
-        return self.capacity + at
+        at += self.capacity
+        return at
 
     def _take_side_of_stacks(self, starts: Ints, rows: int, width: int) -> Ints:
         """Return slots for the older frames of these rows, ``[starts, size - 1]``."""
@@ -302,10 +251,12 @@ class Ring:
 
     def _put(self, column: Column, row: int, values: Column) -> None:
         at = row % self.capacity
-        fits = min(len(values), self.capacity - at)
-        column[at : at + fits] = values[:fits]
-        if fits < len(values):
-            column[: len(values) - fits] = values[fits:]
+        beyond = at + len(values) - self.capacity
+        if beyond <= 0:
+            column[at : at + len(values)] = values
+        else:
+            column[at : self.capacity] = values[:-beyond]
+            column[:beyond] = values[-beyond:]
 
     def _put_state(self, block: Block, batch: Batch) -> None:
         """Keep the state of the first time row beside the block's first tails."""
@@ -330,34 +281,6 @@ class Ring:
         previous[starts] = slots[:, -1]
         self._put(self._previous, block.start, previous)
         self._previous[block.tail_slots] = block.tail_rows % self.capacity
-
-    def _link(self, block: Block, batch: Batch) -> None:
-        """Let tracks go on where an earlier one of the same episode ended."""
-        width, last = block.num_envs, slice(-block.num_envs, None)
-        env, episode, step = (batch.flat(name) for name in ("env", "episode", "step"))
-        ends = _LastRows(
-            np.arange(block.end - width, block.end),
-            episode[last],
-            step[last],
-            np.full(width, block.shard),
-            np.full(width, block.incarnation),
-        )
-        heads = env[:width].astype(np.int64)
-        self._last = self._last.grown(int(heads.max()) + 1)
-        before = self._last.of(heads)
-        again = np.flatnonzero(heads[1:] == heads[:-1])  # an environment with several tracks
-        if len(again):
-            before.put(again + 1, ends.of(again))
-        goes_on = (
-            (before.row >= self.first)
-            & (before.episode == episode[:width])
-            & (before.step + 1 == step[:width])
-            & (before.shard == block.shard)
-            & (before.incarnation == block.incarnation)
-        )
-        at = np.flatnonzero(goes_on)
-        self.next[before.row[at] % self.capacity] = (block.start + at) % self.capacity
-        self._last.put(heads, ends)
 
     # Reading
 
@@ -407,52 +330,9 @@ class Ring:
         )
 
 
-@dataclass
-class _LastRows:
-    """The newest row of every environment, and where it is from."""
-
-    row: Ints
-    episode: Ints
-    step: Ints
-    shard: Ints
-    incarnation: Ints
-
-    @classmethod
-    def empty(cls, n: int) -> _LastRows:
-        return cls(*(np.full(n, -1, np.int64) for _ in range(5)))
-
-    def _arrays(self) -> Sequence[Ints]:
-        return self.row, self.episode, self.step, self.shard, self.incarnation
-
-    def grown(self, n: int) -> _LastRows:
-        missing = n - len(self.row)
-        if missing <= 0:
-            return self
-        more = _LastRows.empty(missing)
-        pairs = zip(self._arrays(), more._arrays(), strict=True)
-        return _LastRows(*(np.concatenate(pair) for pair in pairs))
-
-    def of(self, at: Ints) -> _LastRows:
-        return _LastRows(*(array[at] for array in self._arrays()))
-
-    def put(self, at: Ints, rows: _LastRows) -> None:
-        for array, values in zip(self._arrays(), rows._arrays(), strict=True):
-            array[at] = values  # of an environment that is there twice, the later stays
-
-
-def _difference(expected: Specs, got: Specs, shard: int) -> str:
-    tables = [
-        {f"column {name!r}": str(spec) for name, spec in specs.rows.items()}
-        | {f"state {name!r}": str(spec) for name, spec in specs.state.items()}
-        for specs in (expected, got)
-    ]
-    for part in [*tables[0], *(part for part in tables[1] if part not in tables[0])]:
-        wanted, found = (table.get(part, "none") for table in tables)
-        if wanted != found:
-            break
-    else:
-        part, wanted, found = "observations", str(expected.obs), str(got.obs)
-    return (
-        f"the batch of shard {shard} does not fit this store: {part} expected {wanted}, got "
-        f"{found}; a store takes the batches of one environment and one kind of policy"
-    )
+def _ascending(rows: Ints, columns: Mapping[str, Column]) -> tuple[Ints, Mapping[str, Column]]:
+    """Return rows in ascending order, and what belongs to them."""
+    if (rows[1:] > rows[:-1]).all():
+        return rows, columns
+    order = np.argsort(rows, kind="stable")
+    return rows[order], {name: column[order] for name, column in columns.items()}

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributions import Distribution
 
 from clusterenv.policies.base import Context, Policy
@@ -15,9 +16,22 @@ from clusterenv.schema import Layout
 from clusterenv.stream import Announcement
 from clusterenv.sync.divergence import Probe, mean_divergence
 from clusterenv.sync.rules import SyncRule
-from clusterenv.sync.weights import Weights, load, manifest_of, pack
+from clusterenv.sync.weights import Weights, lend, manifest_of, pack
 
-__all__ = ["Publisher"]
+__all__ = ["Publisher", "probe_size"]
+
+_PROBE = 128
+_EVALUATED_PARAMETERS = 2**25  # parameters × observations
+
+
+def probe_size(policy: nn.Module) -> int:
+    """Return how many observations versions of a policy are compared on.
+
+    >>> probe_size(torch.nn.Linear(8, 4)), probe_size(torch.nn.Linear(1000, 1000))
+    (128, 33)
+    """
+    parameters = sum(parameter.numel() for parameter in policy.parameters())
+    return min(_PROBE, max(16, _EVALUATED_PARAMETERS // max(1, parameters)))
 
 
 class Publisher:
@@ -25,16 +39,27 @@ class Publisher:
 
     It keeps the weights of every version that some shard still acts with, and of the
     newest; nobody sends weights to decide about weights.
+
+    Parameters
+    ----------
+    probe
+        Observations that versions are compared on. By default 128, and fewer, down to 16,
+        for a policy of more than 2**18 parameters: what a publish costs is bounded.
     """
 
     def __init__(
-        self, policy: Policy, rule: SyncRule, observations: Layout, shards: int, probe: int = 128
+        self,
+        policy: Policy,
+        rule: SyncRule,
+        observations: Layout,
+        shards: int,
+        probe: int | None = None,
     ) -> None:
         self._scratch = copy.deepcopy(policy).eval()
         self._rule = rule
         self._layout = observations
         self._manifest = manifest_of(policy)
-        self.probe = Probe(probe)
+        self.probe = Probe(probe or probe_size(policy))
         self.version = 0
         self.in_use = [0] * shards
         self.announcements = 0
@@ -98,6 +123,6 @@ class Publisher:
 
     def _evaluate(self, version: int) -> Distribution:
         if version not in self._evaluated:
-            load(self._scratch, self._manifest, self._kept[version])
+            lend(self._scratch, self._manifest, self._kept[version])
             self._evaluated[version] = self._scratch.distribution(self._observations, self._context)
         return self._evaluated[version]

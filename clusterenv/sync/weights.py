@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from clusterenv.errors import ConfigError
 
-__all__ = ["Entry", "Manifest", "Weights", "load", "manifest_of", "pack"]
+__all__ = ["Entry", "Manifest", "Weights", "lend", "load", "manifest_of", "pack"]
 
 _ALIGN = 64
 
@@ -40,13 +41,14 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Weights:
-    """A version's tensors in one buffer."""
+    """A version's tensors in one buffer, which nobody changes."""
 
     version: int
     buffer: npt.NDArray[np.uint8]
 
+    @functools.cached_property
     def digest(self) -> str:
-        """Return a checksum; it travels with the buffer and is compared on arrival."""
+        """A checksum; it travels with the buffer and is compared on arrival."""
         return hashlib.blake2b(memoryview(self.buffer), digest_size=16).hexdigest()  # type: ignore[arg-type]
 
 
@@ -72,13 +74,12 @@ def pack(module: nn.Module, manifest: Manifest, version: int) -> Weights:
     """
     state = _state(module)
     check(manifest_of(module), manifest)
-    buffer = np.zeros(manifest.nbytes, np.uint8)
-    for entry in manifest.entries:
-        if not entry.nbytes:
-            continue
-        raw = state[entry.name].detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        buffer[entry.offset : entry.offset + entry.nbytes] = raw.numpy()
-    buffer.setflags(write=False)
+    buffer = np.empty(manifest.nbytes, np.uint8)
+    with torch.no_grad():
+        for entry, view in zip(manifest.entries, _views(manifest, buffer), strict=True):
+            view.copy_(state[entry.name])
+            end = entry.offset + entry.nbytes
+            buffer[end : end + -entry.nbytes % _ALIGN] = 0
     return Weights(version, buffer)
 
 
@@ -86,12 +87,19 @@ def load(module: nn.Module, manifest: Manifest, weights: Weights) -> None:
     """Copy a buffer's tensors into a module."""
     state = _state(module)
     with torch.no_grad():
-        for entry in manifest.entries:
-            if not entry.nbytes:
-                continue
-            part = weights.buffer[entry.offset : entry.offset + entry.nbytes].copy()
-            tensor = torch.from_numpy(part).view(getattr(torch, entry.dtype)).reshape(entry.shape)
-            state[entry.name].copy_(tensor)
+        for entry, view in zip(manifest.entries, _views(manifest, weights.buffer), strict=True):
+            state[entry.name].copy_(view)
+
+
+def lend(module: nn.Module, manifest: Manifest, weights: Weights) -> None:
+    """Make a module's tensors views of a buffer, without a copy.
+
+    The module's old tensors are let go of, so this is for modules that nobody else holds
+    tensors of.
+    """
+    names = (entry.name for entry in manifest.entries)
+    views = dict(zip(names, _views(manifest, weights.buffer), strict=True))
+    module.load_state_dict(views, strict=False, assign=True)
 
 
 def check(given: Manifest, expected: Manifest) -> None:
@@ -105,6 +113,13 @@ def check(given: Manifest, expected: Manifest) -> None:
                 f"publish() got a module whose {name!r} is {_say(b)}; the collector was made with "
                 f"{_say(a)}. Publish the policy that the collector was made with, or a copy of it"
             )
+
+
+def _views(manifest: Manifest, buffer: npt.NDArray[np.uint8]) -> Iterator[Tensor]:
+    whole = torch.from_numpy(buffer)
+    for entry in manifest.entries:
+        part = whole[entry.offset : entry.offset + entry.nbytes]
+        yield part.view(getattr(torch, entry.dtype)).reshape(entry.shape)
 
 
 def _say(entry: Entry | None) -> str:

@@ -1,0 +1,203 @@
+"""Rows on disk for everybody else: Arrow datasets, and Minari's."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+import pyarrow.dataset
+from gymnasium import spaces
+
+from clusterenv.errors import ConfigError, EmptyStore, StoreDamaged
+from clusterenv.schema import Column, Layout
+from clusterenv.store.journal import read_batches, read_manifest
+
+if TYPE_CHECKING:
+    from minari import MinariDataset
+
+__all__ = ["Episode", "episodes", "open_dataset", "to_minari"]
+
+logger = logging.getLogger("clusterenv")
+_KEY = ("shard", "incarnation", "env", "episode", "step")
+
+
+def open_dataset(directory: str | Path) -> pyarrow.dataset.Dataset:
+    """Return the rows of a saved store, a journal or a collection, without reading them yet.
+
+    DuckDB, Polars and pandas query it directly. ``next_obs`` is null except where no row holds
+    the next observation; elsewhere it is the ``obs`` of the row with the same ``shard``,
+    ``incarnation``, ``env`` and ``episode`` and the next ``step``. For stacked observations,
+    ``obs`` is the newest frame.
+
+    Raises
+    ------
+    StoreUnreadable
+        If there is no store, or one of a newer version.
+    StoreDamaged
+        If a file is missing or cut.
+
+    Examples
+    --------
+    ::
+
+        rows = clusterenv.open_dataset("runs/x/replay")
+        duckdb.sql("select version, avg(reward) from rows group by version")
+    """
+    path = Path(directory)
+    manifest = read_manifest(path)
+    for segment in manifest.segments:
+        file = path / segment.file
+        size = file.stat().st_size if file.is_file() else -1
+        if size != segment.nbytes:
+            fault = "is missing" if size < 0 else f"has {size:,} bytes, not {segment.nbytes:,}"
+            raise StoreDamaged(
+                f"{file} {fault}; what is readable: "
+                f"ReplayStore.load({str(directory)!r}, skip_damaged=True)"
+            )
+    files = [str(path / segment.file) for segment in manifest.segments]
+    return pyarrow.dataset.dataset(files, format="ipc")
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One whole episode; observations have one row more than the rest."""
+
+    observations: dict[str, Column]
+    actions: Column
+    rewards: Column
+    terminated: bool
+    truncated: bool
+
+
+def episodes(directory: str | Path) -> Iterator[Episode]:
+    """Yield the episodes that are there from their first row to their end.
+
+    All rows are in memory meanwhile.
+    """
+    path = Path(directory)
+    batches = list(read_batches(path, read_manifest(path)))
+    if not batches:
+        return
+    names = [*_KEY[2:], "action", "reward", "terminated", "truncated", *batches[0].tail]
+    rows = {name: np.concatenate([batch.flat(name) for batch in batches]) for name in names}
+    for name in _KEY[:2]:
+        rows[name] = np.concatenate([np.full(b.num_rows, getattr(b, name)) for b in batches])
+    tail = {
+        name: np.concatenate([batch.tail[name] for batch in batches]) for name in batches[0].tail
+    }
+    starts = np.cumsum([0, *(batch.num_rows for batch in batches[:-1])])
+    tail_of = np.full(len(rows["step"]), -1)
+    tail_of[np.concatenate([b.tail_rows + s for b, s in zip(batches, starts, strict=True)])] = (
+        np.arange(sum(len(batch.tail_rows) for batch in batches))
+    )
+    for track in _tracks(rows):
+        last = track[-1]
+        ended = rows["terminated"][last] or rows["truncated"][last]
+        if not ended or not (rows["step"][track] == np.arange(len(track))).all():
+            continue
+        yield Episode(
+            {
+                name: np.concatenate([rows[name][track], tail[name][[tail_of[last]]]])
+                for name in tail
+            },
+            rows["action"][track],
+            rows["reward"][track],
+            bool(rows["terminated"][last]),
+            bool(rows["truncated"][last]),
+        )
+
+
+def _tracks(rows: dict[str, Column]) -> list[npt.NDArray[np.int64]]:
+    """Return the rows of each episode, by step."""
+    order = np.lexsort([rows[name] for name in reversed(_KEY)])
+    changes = np.zeros(len(order), np.bool_)
+    for name in _KEY[:-1]:
+        changes[1:] |= np.diff(rows[name][order]) != 0
+    return np.split(order, np.flatnonzero(changes))
+
+
+def to_minari(
+    directory: str | Path,
+    dataset_id: str,
+    *,
+    env: str | gym.Env[Any, Any] | None = None,
+    observation_space: spaces.Space[Any] | None = None,
+    action_space: spaces.Space[Any] | None = None,
+    **metadata: Any,
+) -> MinariDataset:
+    """Write all whole episodes as a Minari dataset, without loss.
+
+    Parameters
+    ----------
+    directory
+        Of a saved store, a journal or a collection.
+    dataset_id
+        Such as ``cartpole/random-v0``; Minari keeps it below ``MINARI_DATASETS_PATH``.
+    env
+        Environment that the rows are from; or give both spaces.
+    observation_space, action_space
+        By default those of ``env``.
+    **metadata
+        Passed to ``minari.create_dataset_from_buffers``: ``algorithm_name``, ``author``, …
+
+    Raises
+    ------
+    EmptyStore
+        If no whole episode is there.
+    """
+    try:
+        import minari
+        from minari.data_collector import EpisodeBuffer
+    except ImportError as error:
+        raise ConfigError("to_minari needs Minari: pip install 'clusterenv[minari]'") from error
+    if env is not None:
+        made = gym.make(env) if isinstance(env, str) else env
+        observation_space = observation_space or made.observation_space
+        action_space = action_space or made.action_space
+        if isinstance(env, str):
+            made.close()
+    if observation_space is None or action_space is None:
+        raise ConfigError(
+            "to_minari must know the spaces: to_minari(directory, 'cartpole/random-v0', "
+            "env='CartPole-v1')"
+        )
+    layout = Layout(observation_space)
+    names = [leaf.name("obs") for leaf in layout.leaves]
+    buffers = [
+        EpisodeBuffer(
+            id=index,
+            observations=layout.nest([episode.observations[name] for name in names]),
+            actions=episode.actions,
+            rewards=episode.rewards.tolist(),
+            terminations=_flags(len(episode.rewards), episode.terminated),
+            truncations=_flags(len(episode.rewards), episode.truncated),
+            infos={},
+        )
+        for index, episode in enumerate(episodes(directory))
+    ]
+    if not buffers:
+        raise EmptyStore(f"{directory} holds no whole episode; collect more rows first")
+    total = read_manifest(Path(directory)).rows
+    left_out = total - sum(len(buffer.rewards) for buffer in buffers)
+    if left_out:
+        logger.info("%d of %d rows are of episodes that are not whole; left out", left_out, total)
+    return minari.create_dataset_from_buffers(
+        dataset_id,
+        buffers,
+        env=env,
+        observation_space=observation_space,
+        action_space=action_space,
+        data_format="arrow",
+        jpeg_encoding=False,
+        **metadata,
+    )
+
+
+def _flags(length: int, last: bool) -> list[bool]:
+    return [False] * (length - 1) + [last]
