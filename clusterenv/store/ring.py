@@ -74,9 +74,8 @@ class Block:
     tail_rows: Ints
     """Rows whose next observation was given with the batch, by number, ascending."""
     tail_slots: Ints
-    rejoined: Ints
-    """Rows at the end of tracks that go on with an earlier row, at the beginning of another."""
-    rejoined_to: Ints
+    rejoined: tuple[Ints, Ints] | None = None
+    """Ends of tracks that go on with an earlier row, where another track begins, and which."""
 
 
 class Ring:
@@ -133,6 +132,25 @@ class Ring:
         """Give the next row this number; for an empty ring."""
         self.first = self.end = self._kept = row
 
+    @property
+    def position(self) -> dict[str, int]:
+        """What decides, besides the rows, which of them leave next."""
+        oldest = self.blocks[0].start if self.blocks else self.first
+        return {"first": self.first, "kept": self._kept, "oldest": oldest}
+
+    def go_on_from(self, position: Mapping[str, int]) -> None:
+        """Let the rows go that had left a ring with this position; it held the same rows."""
+        if self.blocks and self.blocks[0].start == position["first"]:
+            self.blocks[0].start = position["oldest"]  # some rows of the batch had left
+        self.first, self._kept = position["first"], min(self._kept, position["kept"])
+        self.leave(position["kept"])
+
+    def release(self) -> None:
+        """Let go of the arrays, whoever holds the ring."""
+        self.columns, self.state = {}, {}
+        self.next = self._side_row = np.empty(0, np.int64)
+        self._state_at = self._previous = None
+
     # Adding
 
     def add(self, batch: Batch) -> Block:
@@ -174,6 +192,9 @@ class Ring:
         before, after = self._links.add(batch, block.start, self.first)
         if len(before):
             self.next[before % self.capacity] = after % self.capacity
+            back = before > after
+            if back.any():
+                block.rejoined = before[back], after[back]
         self.blocks.append(block)
         self.end += rows
         return block
@@ -209,16 +230,26 @@ class Ring:
 
     def leave(self, first: int) -> None:
         """Let all rows before ``first`` go."""
-        kept = self._kept = self.first = max(self._kept, first)
+        kept = self._kept = max(self._kept, first)
+        self.first = max(self.first, kept)
         while self.blocks and self.blocks[0].end <= kept:
             self.blocks.popleft()
         if self.blocks and kept > self.blocks[0].start:
             # Whole time rows leave; what is stacked needs the rows before it.
             oldest = self.blocks[0]
             times = -(-(kept - oldest.start) // oldest.num_envs) + self._older
-            self.first = min(oldest.start + times * oldest.num_envs, oldest.end)
-            if self.first == oldest.end:
+            self.first = max(self.first, oldest.start + times * oldest.num_envs)
+            if self.first >= oldest.end:
+                self.first = oldest.end
                 self.blocks.popleft()
+            elif oldest.rejoined is not None:
+                self._part_again(oldest, *oldest.rejoined)
+
+    def _part_again(self, block: Block, rows: Ints, then: Ints) -> None:
+        """Let tracks end with their fragment where the row that they went on with has left."""
+        rows = rows[then < self.first]
+        slots = block.tail_slots[rows - block.end]  # the last time row's are the last
+        self.next[rows % self.capacity] = slots
 
     def _take_side(self, owners: Ints) -> Ints:
         """Return slots on the side; once one is used again, its owner and all before have left."""
@@ -263,10 +294,12 @@ class Ring:
         assert self._state_at is not None
         width = block.num_envs
         at = block.tail_slots[:width] - self.capacity
+        known = all(len(column) for column in batch.state.values())
         for name, column in batch.state.items():
-            self.state[name][at] = column
+            if known:
+                self.state[name][at] = column
         self._put(self._state_at, block.start, np.full(batch.num_rows, -1))
-        if batch.state:
+        if known:
             self._put(self._state_at, block.start, at)
 
     def _put_older(self, block: Block, batch: Batch, starts: Ints, slots: Ints) -> None:
@@ -317,7 +350,7 @@ class Ring:
         if self.specs.state:
             state, known = self.states(rows[: block.num_envs])
             if not known.all():  # its first time row has left
-                state = {}
+                state = {name: column[:0] for name, column in state.items()}
         return Batch(
             {name: columns[name] for name in self.specs.rows},
             block.num_envs,

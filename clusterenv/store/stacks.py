@@ -36,10 +36,11 @@ class Stack:
 
     def frame(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of one frame of an observation of this shape."""
-        if not shape or shape[self.axis] != self.size:
+        fits = -len(shape) <= self.axis < len(shape) and shape[self.axis] == self.size
+        if not fits:
             raise ConfigError(
                 f"stack={self.size} frames along axis {self.axis}, but observations have the shape "
-                f"{shape}; say which axis the frames lie along: stack=Stack(4, axis=-1)"
+                f"{shape}; say which axis the frames lie along: stack=Stack({self.size}, axis=-1)"
             )
         axis = self.axis % len(shape)
         return shape[:axis] + shape[axis + 1 :]

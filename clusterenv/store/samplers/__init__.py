@@ -24,8 +24,10 @@ __all__ = [
     "Sampler",
     "Sequences",
     "Uniform",
+    "alike",
     "described",
     "from_description",
+    "shown",
 ]
 
 _KNOWN = {kind.__name__: kind for kind in (Uniform, Prioritized, NStep, Sequences, Recent)}
@@ -40,6 +42,20 @@ def described(sampler: Sampler) -> dict[str, Any]:
         "settings": settings,
         "base": None if base is None else described(base),
     }
+
+
+def alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether a sampler can go on from the state of another, by what was :func:`described`."""
+    bases = one["base"], other["base"]
+    if one["kind"] != other["kind"] or (bases[0] is None) != (bases[1] is None):
+        return False
+    return bases[0] is None or alike(*bases)
+
+
+def shown(description: Mapping[str, Any]) -> str:
+    """Return a sampler that was :func:`described` as people write it."""
+    base = "" if description["base"] is None else f", base={shown(description['base'])}"
+    return f"{description['kind']}(...{base})"
 
 
 def from_description(description: Mapping[str, Any]) -> Sampler:

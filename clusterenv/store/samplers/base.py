@@ -32,6 +32,9 @@ class Sampler(Protocol):
     def attach(self, ring: Ring) -> None:
         """Take the rows to draw from; called once, before everything else."""
 
+    def check(self, batch: Batch) -> None:
+        """Raise if a batch cannot be taken; nothing of it has been added yet."""
+
     def added(self, block: Block, batch: Batch) -> None:
         """Note new rows; rows before ``ring.first`` have left."""
 
@@ -60,7 +63,14 @@ class Transitions:
     ring: Ring
 
     def attach(self, ring: Ring) -> None:
+        if hasattr(self, "ring"):
+            raise ConfigError(
+                f"this {type(self).__name__} is the sampler of another store; make a new one"
+            )
         self.ring = ring
+
+    def check(self, batch: Batch) -> None:
+        """Every batch will do."""
 
     def gather(self, rows: Ints, columns: tuple[str, ...]) -> dict[str, Column]:
         slots = self.ring.slots(rows)

@@ -44,6 +44,11 @@ class NStep(Transitions):
         self.n = n
         self.gamma = gamma
         self.base = base if base is not None else Uniform()
+        if not isinstance(self.base, (Uniform, Prioritized)):
+            raise ConfigError(
+                f"base={type(base).__name__}(...) does not draw single rows: "
+                "NStep(3, gamma=0.99, base=Prioritized())"
+            )
 
     def settings(self) -> dict[str, Any]:
         return {"n": self.n, "gamma": self.gamma}
@@ -51,6 +56,9 @@ class NStep(Transitions):
     def attach(self, ring: Ring) -> None:
         super().attach(ring)
         self.base.attach(ring)
+
+    def check(self, batch: Batch) -> None:
+        self.base.check(batch)
 
     def added(self, block: Block, batch: Batch) -> None:
         self.base.added(block, batch)

@@ -96,6 +96,16 @@ class Prioritized(Transitions):
         super().attach(ring)
         self._tree = SumTree(ring.capacity)
 
+    def check(self, batch: Batch) -> None:
+        if "priority" in batch.names:
+            given = batch.flat("priority")
+            if given.ndim != 1:
+                raise ConfigError(
+                    f"the column 'priority' has {given.shape[1:]} numbers in each row; one is "
+                    "wanted, the absolute error"
+                )
+            self._check(given, "the column 'priority'")
+
     def added(self, block: Block, batch: Batch) -> None:
         if "priority" in batch.names:
             self._put_range(block.start, block.end, self._powers(batch.flat("priority")))
@@ -125,9 +135,18 @@ class Prioritized(Transitions):
                 np.minimum(np.searchsorted(drawable, slots[astray]), len(drawable) - 1)
             ]
             powers = tree.leaves.take(slots)
-        weights = (powers * (len(self.ring) / total)) ** -self.beta
+        return Draw(self._numbers(slots), self._weights(powers))
+
+    def draw_from(self, rows: Ints, n: int, rng: np.random.Generator) -> Draw:
+        """Choose ``n`` of some rows, by priority."""
+        powers = self._tree.leaves[self.ring.slots(rows)]
+        at = rng.choice(len(rows), n, p=powers / powers.sum())
+        return Draw(rows[at], self._weights(powers[at]))
+
+    def _weights(self, powers: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+        weights = (powers * (len(self.ring) / self._tree.total)) ** -self.beta
         weights /= weights.max()
-        return Draw(self._numbers(slots), weights.astype(np.float32))
+        return weights.astype(np.float32)
 
     def update(self, rows: Ints, priorities: Numbers) -> None:
         powers = self._powers(priorities)
@@ -148,17 +167,20 @@ class Prioritized(Transitions):
         self._largest = float(state["largest"][0])
 
     def _powers(self, priorities: Numbers) -> npt.NDArray[np.float64]:
-        values = np.asarray(priorities, np.float64)
-        if not (values >= 0).all() or np.isinf(values).any():
-            at = int(np.flatnonzero(~((values >= 0) & np.isfinite(values)))[0])
-            raise ConfigError(
-                f"priorities[{at}] is {values[at]}; they are absolute errors, finite and not "
-                "negative: store.update_priorities(sample['indices'], error.abs())"
-            )
-        values = values + self.epsilon
+        values = self._check(priorities, "priorities") + self.epsilon
         if len(values):
             self._largest = max(self._largest, float(values.max()))
         return values**self.alpha
+
+    def _check(self, priorities: Numbers, what: str) -> npt.NDArray[np.float64]:
+        values = np.asarray(priorities, np.float64)
+        if len(values) and not (values.min() >= 0 and values.max() < np.inf):
+            at = int(np.flatnonzero(~((values >= 0) & np.isfinite(values)))[0])
+            raise ConfigError(
+                f"{what}[{at}] is {values[at]}; they are absolute errors, finite and not "
+                "negative: store.update_priorities(sample['indices'], error.abs())"
+            )
+        return values
 
     def _numbers(self, slots: Ints) -> Ints:
         """Return the rows that lie in these slots."""

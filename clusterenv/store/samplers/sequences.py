@@ -36,7 +36,7 @@ class Sequences(Transitions):
     overlap
         Rows that a sequence shares with the next.
     base
-        Draws the beginnings: :class:`Uniform` or :class:`Prioritized`.
+        Draws the beginnings: a :class:`Prioritized`; by default all are alike.
     """
 
     def __init__(
@@ -49,6 +49,11 @@ class Sequences(Transitions):
                 "overlap than length and burn-in together: Sequences(80, burn_in=40, overlap=40)"
             )
         self.length, self.burn_in, self.overlap = length, burn_in, overlap
+        if base is not None and not isinstance(base, Prioritized):
+            raise ConfigError(
+                f"base={type(base).__name__}(...) knows no beginnings: "
+                f"Sequences({length}, base=Prioritized()), or leave base= out"
+            )
         self.base = base
         self._total, self._period = total, total - overlap
         self._entries = np.empty(0, np.int64)
@@ -61,18 +66,21 @@ class Sequences(Transitions):
         if self.base is not None:
             self.base.attach(ring)
 
+    def check(self, batch: Batch) -> None:
+        if batch.state and batch.horizon != self._period and not self.ring.end:
+            overlap = self._total - batch.horizon
+            raise ConfigError(
+                f"sequences begin every {self._period} rows, but the recurrent state is known "
+                f"every {batch.horizon}: Collector(..., horizon={self._period})"
+                + (f", or overlap={overlap}" if overlap >= 0 else "")
+            )
+
     def added(self, block: Block, batch: Batch) -> None:
         step = batch.flat("step")
         begins = step % self._period == 0
         if self.ring.specs.state:
-            if batch.horizon != self._period and block.start == 0:
-                raise ConfigError(
-                    f"sequences begin every {self._period} rows, but the recurrent state is known "
-                    f"every {batch.horizon}: Collector(..., horizon={self._period}), or "
-                    f"overlap={self._total - batch.horizon}"
-                )
             begins = step == 0
-            begins[: block.num_envs] |= bool(batch.state)
+            begins[: block.num_envs] |= all(len(part) for part in batch.state.values())
         rows = block.start + np.flatnonzero(begins)
         kept = np.searchsorted(self._entries, self.ring.first)
         self._entries = np.concatenate([self._entries[kept:], rows])
@@ -82,15 +90,7 @@ class Sequences(Transitions):
     def draw(self, n: int | None, rng: np.random.Generator) -> Draw:
         count = wanted(n, "Sequences")
         if self.base is not None:
-            drawn = self.base.draw(count, rng)
-            whole = self._complete(drawn.rows)
-            if not whole.all():
-                others = rng.choice(np.flatnonzero(whole), count) if whole.any() else None
-                if others is None:
-                    raise EmptyStore(self._none())
-                keep = np.where(whole, np.arange(count), others)
-                drawn = Draw(drawn.rows[keep], drawn.weights[keep])
-            return drawn
+            return self._draw_by_priority(self.base, count, rng)
         entries = self._entries[self._entries >= self.ring.first]
         for _ in range(8):  # few are incomplete: the newest of each environment
             if not len(entries):
@@ -103,6 +103,23 @@ class Sequences(Transitions):
         if not len(entries):
             raise EmptyStore(self._none())
         return Draw(rng.choice(entries, count), np.ones(count, np.float32))
+
+    def _draw_by_priority(self, base: Prioritized, count: int, rng: np.random.Generator) -> Draw:
+        drawn = base.draw(count, rng)
+        whole = self._complete(drawn.rows)
+        for _ in range(8):
+            if whole.all():
+                return drawn
+            if whole.any():
+                keep = np.where(whole, np.arange(count), rng.choice(np.flatnonzero(whole), count))
+                return Draw(drawn.rows[keep], drawn.weights[keep])
+            drawn = base.draw(count, rng)
+            whole = self._complete(drawn.rows)
+        entries = self._entries[self._entries >= self.ring.first]
+        entries = entries[self._complete(entries)]
+        if not len(entries):
+            raise EmptyStore(self._none())
+        return base.draw_from(entries, count, rng)
 
     def gather(self, rows: Ints, columns: tuple[str, ...]) -> dict[str, Column]:
         slots, mask = self._chains(rows)
