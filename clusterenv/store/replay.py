@@ -129,9 +129,9 @@ class ReplayStore:
             raise ConfigError(f"side={side} is not between 0 and 1: ReplayStore(..., side=0.1)")
         if directory is not None and journal is not None and _same(directory, journal):
             raise ConfigError(
-                f"directory and journal are both {str(journal)!r}, but columns are removed in the "
-                f"end and rows stay: ReplayStore(..., directory={str(Path(directory) / 'columns')!r}"
-                f", journal={str(Path(journal) / 'journal')!r})"
+                f"directory and journal are both {str(journal)!r}; the one is room to work in, "
+                "the other a record: ReplayStore(..., directory='run/columns', "
+                "journal='run/journal')"
             )
         self.capacity = int(capacity)
         self.sampler: Sampler = Uniform() if sampler is None else sampler
@@ -215,6 +215,8 @@ class ReplayStore:
         """
         with self._lock:
             self._check_open()
+            if batch.num_rows <= self.capacity:  # what is refused now will come again
+                self._batch_rows = max(self._batch_rows, batch.num_rows)
             if not self.may_add(batch.num_rows):
                 raise RatioError(
                     f"the learner is behind: {self._added:,} rows were added and "
@@ -227,7 +229,6 @@ class ReplayStore:
             self.sampler.check(batch)
             block = self._ring.add(batch)
             self.sampler.added(block, batch)
-            self._batch_rows = max(self._batch_rows, batch.num_rows)
             if self._journal is not None and not self._journal_lacks_rows:
                 self._journal_lacks_rows = True
                 self._journal.append(batch)

@@ -81,9 +81,9 @@ class Specs:
         rows, width = batch.num_rows, batch.num_envs
         fits = set(batch.names) == self.rows.keys() and batch.tail.keys() == set(self.obs)
         fits = fits and batch.state.keys() == self.state.keys()
-        fits = fits and all([spec.is_of(batch.flat(name)) for name, spec in self.rows.items()])
-        fits = fits and all([self.rows[name].is_of(tail) for name, tail in batch.tail.items()])
-        fits = fits and all([self.state[name].is_of(part) for name, part in batch.state.items()])
+        fits = fits and all(spec.is_of(batch.flat(name)) for name, spec in self.rows.items())
+        fits = fits and all(self.rows[name].is_of(tail) for name, tail in batch.tail.items())
+        fits = fits and all(self.state[name].is_of(part) for name, part in batch.state.items())
         if not fits:
             raise SchemaMismatch(_difference(self, batch))
         if not rows or rows % width:
@@ -98,11 +98,11 @@ class Specs:
         for part, found, wanted in lengths:
             if found != wanted:
                 raise SchemaMismatch(f"{part} of a batch has {found} rows for {wanted} rows")
-        for name, part in batch.state.items():
+        for name, state in batch.state.items():
             # A block whose first time row has left knows no state.
-            if len(part) not in (width, 0):
+            if len(state) not in (width, 0):
                 raise SchemaMismatch(
-                    f"state {name!r} of a batch has {len(part)} rows for {width} environments"
+                    f"state {name!r} of a batch has {len(state)} rows for {width} environments"
                 )
         ends = batch.flat("terminated") | batch.flat("truncated")
         ends[-width:] = True

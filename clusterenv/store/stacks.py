@@ -92,7 +92,7 @@ class Stack:
             (ends, stacks[batch.tail_rows[tails]], batch.tail_rows[tails]),
         ]
         for after, before, at in pairs:
-            differs = (after[:, :-1] != before[:, 1:]).reshape(len(at), -1).any(1)
+            differs = (after[:, :-1] != before[:, 1:]).any(tuple(range(1, after.ndim)))
             if differs.any():
                 row = at[np.argmax(differs)]
                 raise ConfigError(

@@ -70,8 +70,8 @@ class Prioritized(Transitions):
     def __init__(self, alpha: float = 0.6, beta: float = 0.4, epsilon: float = 1e-6) -> None:
         if not 0 <= alpha <= 1:
             raise ConfigError(f"alpha={alpha} is not between 0 and 1: Prioritized(alpha=0.6)")
-        if not epsilon > 0:
-            raise ConfigError(f"epsilon={epsilon} is not above 0: Prioritized(epsilon=1e-6)")
+        if not 0 < epsilon < np.inf:
+            raise ConfigError(f"epsilon={epsilon} is no number above 0: Prioritized(epsilon=1e-6)")
         self.alpha = alpha
         self.beta = beta
         self.epsilon = epsilon
@@ -108,7 +108,8 @@ class Prioritized(Transitions):
 
     def added(self, block: Block, batch: Batch) -> None:
         if "priority" in batch.names:
-            self._put_range(block.start, block.end, self._powers(batch.flat("priority")))
+            given = batch.flat("priority").astype(np.float64)
+            self._put_range(block.start, block.end, self._powers(given))
         else:
             self._put_range(block.start, block.end, self._largest**self.alpha)
         self._leave(block)
@@ -149,11 +150,11 @@ class Prioritized(Transitions):
         return weights.astype(np.float32)
 
     def update(self, rows: Ints, priorities: Numbers) -> None:
-        powers = self._powers(priorities)
+        values = self._check(priorities, "priorities")
         live = rows >= self.ring.first
         if not live.all():
-            rows, powers = rows[live], powers[live]
-        self._tree.put(self.ring.slots(rows), powers)
+            rows, values = rows[live], values[live]
+        self._tree.put(self.ring.slots(rows), self._powers(values))
 
     def state(self) -> dict[str, Numbers]:
         rows = np.arange(self.ring.first, self.ring.end)
@@ -166,8 +167,8 @@ class Prioritized(Transitions):
         self._tree.put(self.ring.slots(np.arange(self.ring.first, self.ring.end)), state["powers"])
         self._largest = float(state["largest"][0])
 
-    def _powers(self, priorities: Numbers) -> npt.NDArray[np.float64]:
-        values = self._check(priorities, "priorities") + self.epsilon
+    def _powers(self, priorities: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        values = priorities + self.epsilon
         if len(values):
             self._largest = max(self._largest, float(values.max()))
         return values**self.alpha
