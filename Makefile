@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo quickstart test lint bench clean
+.PHONY: help demo demo-ppo quickstart test lint bench bench-peers bench-replay clean
 .DEFAULT_GOAL := help
 
 help:  ## show what there is
@@ -14,7 +14,10 @@ help:  ## show what there is
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
 	@touch $@
 
-demo: .venv/installed  ## train PPO on CartPole on an embedded cluster until it is solved
+demo: .venv/installed  ## DQN on CartPole on an embedded cluster until it is solved; leaves a dataset
+	$(BIN)/python -m pipelines.dqn --env CartPole-v1 --stop-at 475
+
+demo-ppo: .venv/installed  ## train PPO on CartPole until it is solved
 	$(BIN)/python -m pipelines.ppo --env CartPole-v1 --sync divergence --threshold 0.01 --stop-at 475
 
 quickstart: .venv/installed  ## collect from CartPole and LunarLander, step by step
@@ -32,5 +35,17 @@ bench: .venv/installed  ## measure steps and rows per second
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/collect.py
 
+bench-peers: .venv/installed  ## measure the peers beside ours, each in an environment of its own
+	$(BIN)/python -m benchmarks.peers.run
+
+.venv-peers/replay/installed: benchmarks/peers/requirements/replay.txt pyproject.toml
+	$(PYTHON) -m venv .venv-peers/replay
+	.venv-peers/replay/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	.venv-peers/replay/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --requirement $<
+	@touch $@
+
+bench-replay: .venv-peers/replay/installed  ## measure the replay store beside other replay buffers
+	.venv-peers/replay/bin/python benchmarks/replay.py
+
 clean:  ## remove what the commands above made
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache *.egg-info
+	rm -rf .venv .venv-peers .mypy_cache .ruff_cache .pytest_cache *.egg-info

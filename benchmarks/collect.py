@@ -206,7 +206,7 @@ def collecting(work: Work, workers: int, seconds: float) -> tuple[float, float, 
     return rows / spent, 1e6 * used / rows, wire
 
 
-def publishing(workers: int, seconds: float) -> None:
+def publishing(workers: int, seconds: float, rounds: int) -> None:
     """Print what ten announcements a second of a 1 M-parameter policy cost, with no pull."""
     torch.manual_seed(0)
     net = nn.Sequential(
@@ -214,7 +214,9 @@ def publishing(workers: int, seconds: float) -> None:
     )
     policy = Categorical(net)
     parameters = sum(parameter.numel() for parameter in policy.parameters())
-    rates = {}
+    rates: dict[str, list[float]] = {}
+    spent = {"publish": 0.0, "evaluate": 0.0}
+    told = versions = seconds_published = 0.0
     with clusterenv.Collector(
         "LunarLander-v3",
         policy,
@@ -227,25 +229,31 @@ def publishing(workers: int, seconds: float) -> None:
         batches = iter(collector)
         for _ in range(4):
             next(batches)
-        for name in ("quiet", "publishing") * 2:
-            rows, began, due, evaluated = 0, time.perf_counter(), 0.0, 0.0
-            published = collector.stats().announcements
-            evaluated = collector.stats().evaluation_seconds
-            while (spent := time.perf_counter() - began) < seconds:
-                if name == "publishing" and spent >= due:
+        for name in ("quiet", "publishing") * rounds:
+            before = collector.stats()
+            rows, due, began = 0, 0.0, time.perf_counter()
+            while (passed := time.perf_counter() - began) < seconds:
+                if name == "publishing" and passed >= due:
                     collector.publish(policy)
+                    spent["publish"] += time.perf_counter() - began - passed
                     due += 0.1
                 rows += next(batches).num_rows
-            rates.setdefault(name, []).append(rows / spent)
-            stats = collector.stats()
+            rates.setdefault(name, []).append(rows / passed)
+            after = collector.stats()
             if name == "publishing":
-                versions = (stats.announcements - published) / spent
-                cost = (stats.evaluation_seconds - evaluated) / (stats.announcements - published)
-    ratio = statistics.median(rates["publishing"]) / statistics.median(rates["quiet"])
+                seconds_published += passed
+                versions += after.announcements - before.announcements
+                told += after.announced_bytes - before.announced_bytes
+                spent["evaluate"] += after.evaluation_seconds - before.evaluation_seconds
+    pairs = zip(rates["publishing"], rates["quiet"], strict=True)
+    ratio = statistics.median(busy / quiet for busy, quiet in pairs)
     print(
-        f"\n{parameters:,} parameters, {versions:.1f} versions/s, nobody over the threshold: "
-        f"{stats.pulls} pulls, {stats.weight_bytes} weight bytes, "
-        f"{1e3 * cost:.1f} ms of evaluation a version, {ratio:.2f} of the quiet throughput"
+        f"\n{parameters:,} parameters, {versions / seconds_published:.1f} versions/s, nobody over "
+        f"the threshold: {after.pulls} pulls, {after.weight_bytes} weight bytes, "
+        f"{told / seconds_published / workers / 1e3:.2f} kB/s of announcements per worker, "
+        f"{1e3 * spent['publish'] / versions:.1f} ms a publish "
+        f"({1e3 * spent['evaluate'] / versions:.1f} ms of it evaluation), "
+        f"{ratio:.2f} of the quiet throughput ({rates['quiet'][0]:,.0f} rows/s)"
     )
 
 
@@ -264,8 +272,9 @@ def main() -> None:
     if unknown:
         parser.error(f"unknown work {sorted(unknown)}; there are {', '.join(WORKS)} and publish")
     columns = ("bare limit, rows/s", "Collector, rows/s", "ratio", "goal", "head CPU, s per M rows")
-    print(f"| work | {' | '.join(columns)} | bytes per row |")
-    print("|---|---:|---:|---:|---:|---:|---:|")
+    if chosen != ["publish"]:
+        print(f"| work | {' | '.join(columns)} | bytes per row |")
+        print("|---|---:|---:|---:|---:|---:|---:|")
     for name in chosen:
         if name == "publish":
             continue
@@ -285,7 +294,7 @@ def main() -> None:
             flush=True,
         )
     if "publish" in chosen:
-        publishing(args.workers, args.seconds)
+        publishing(args.workers, args.seconds, args.rounds)
 
 
 if __name__ == "__main__":
