@@ -1,8 +1,8 @@
-"""What a policy may return: actions, log-probabilities and annotations."""
+"""What a policy may return: actions that its masks allow, log-probabilities, annotations."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,40 @@ from clusterenv.fragment import Fragment
 from clusterenv.policies.base import Policy
 from clusterenv.schema import Column, Layout
 
-__all__ = ["ActionCheck", "PolicyFault", "annotate", "check_log_prob"]
+__all__ = ["ActionCheck", "InfoMask", "PolicyFault", "annotate", "check_log_prob"]
 
 
 class PolicyFault(Exception):
     """A policy returned something that cannot be used; the message says what and where."""
+
+
+class InfoMask:
+    """The action masks that environments gave in their infos, the newest of each."""
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+        self.value: Column | None = None
+        """``None`` until an environment has given one."""
+
+    def note(self, infos: Any, rows: Sequence[int] | None = None) -> None:
+        """Remember the masks in an engine's infos, which are of ``rows`` or of all.
+
+        What is called ``action_mask`` but is no array of zeros and ones for each environment
+        is left alone.
+        """
+        if not infos or "action_mask" not in infos:
+            return
+        given = infos["action_mask"]
+        if isinstance(given, tuple):
+            at, values = given
+        else:
+            at = np.flatnonzero(infos.get("_action_mask", np.ones(self._n, np.bool_)))
+            values = given[at]
+        if not isinstance(values, np.ndarray) or values.ndim < 2 or values.dtype.kind not in "biu":
+            return
+        if self.value is None:  # an environment that says nothing forbids nothing
+            self.value = np.ones((self._n, *values.shape[1:]), np.bool_)
+        self.value[at if rows is None else np.asarray(rows)[at]] = values
 
 
 class ActionCheck:

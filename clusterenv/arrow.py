@@ -36,7 +36,8 @@ def from_arrow(field: pa.Field, array: pa.Array) -> Column:
     if not pa.types.is_fixed_size_list(field.type):
         column: Column = array.to_numpy(zero_copy_only=False)
         return column
-    return _shaped(field.metadata, array.flatten().to_numpy(zero_copy_only=False))
+    metadata = field.metadata or {_SHAPE: json.dumps([field.type.list_size])}
+    return _shaped(metadata, array.flatten().to_numpy(zero_copy_only=False), len(array))
 
 
 def to_sparse(name: str, rows: Rows, column: Column, total: int) -> tuple[pa.Field, pa.Array]:
@@ -59,7 +60,8 @@ def to_sparse(name: str, rows: Rows, column: Column, total: int) -> tuple[pa.Fie
 def from_sparse(field: pa.Field, array: pa.Array) -> tuple[Rows, Column]:
     """Return the rows that have a value, and their values."""
     rows = np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False))
-    return rows, _shaped(field.metadata, array.flatten().to_numpy(zero_copy_only=False))
+    values = array.flatten().to_numpy(zero_copy_only=False)
+    return rows, _shaped(field.metadata, values, len(rows))
 
 
 def _values(column: Column) -> tuple[pa.Array, dict[bytes, str]]:
@@ -74,9 +76,8 @@ def _values(column: Column) -> tuple[pa.Array, dict[bytes, str]]:
     return pa.Array.from_buffers(kind, column.size, [None, buffer]), metadata
 
 
-def _shaped(metadata: Mapping[bytes, bytes], values: npt.NDArray[Any]) -> Column:
-    shape = json.loads(metadata[_SHAPE])
-    shaped = values.reshape(-1 if _width(shape) else 0, *shape)
+def _shaped(metadata: Mapping[bytes, bytes | str], values: npt.NDArray[Any], rows: int) -> Column:
+    shaped = values.reshape(rows, *json.loads(metadata[_SHAPE]))
     return shaped.view(np.bool_) if _BOOL in metadata else shaped
 
 

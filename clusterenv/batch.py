@@ -34,7 +34,8 @@ class Batch:
     state
         Recurrent state at the first time row, ``[envs, …]``.
     shard, incarnation, policy_version
-        Where the rows are from; a row's own version is in the column ``version``.
+        Where the rows are from. The version is that of the first time row, where tracks differ
+        the oldest; a row's own is in the column ``version``.
     """
 
     def __init__(

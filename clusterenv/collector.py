@@ -12,7 +12,6 @@ from typing import Any
 
 import cloudpickle
 import gymnasium as gym
-import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 
@@ -27,9 +26,10 @@ from clusterenv.launch import make_recipe, open_fleet
 from clusterenv.policies.base import Policy
 from clusterenv.schema import Layout
 from clusterenv.stats import Stats, Tally
-from clusterenv.stream import FragmentMeta, StreamSpec
+from clusterenv.stream import SWITCHES, StreamSpec
 from clusterenv.sync.publisher import Publisher
 from clusterenv.sync.rules import EveryVersion, SyncRule
+from clusterenv.wire import FragmentMeta, Parts, receive
 
 __all__ = ["Collector"]
 
@@ -56,6 +56,10 @@ class Collector:
         Environment ``i`` gets ``seed + i``.
     credits
         Fragments that each shard may be ahead of the reader when iterating; at least 2.
+    switch
+        Between what a shard changes its policy and scalars: ``"fragment"``, or ``"step"``
+        to act with new weights from the next step on. ``rollout()`` always changes them
+        between fragments.
     **env_kwargs
         Passed to the environment.
 
@@ -85,18 +89,19 @@ class Collector:
         sync: SyncRule | None = None,
         seed: int | None = None,
         credits: int = 2,  # noqa: A002
+        switch: str = "fragment",
         wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] = (),
         **env_kwargs: Any,
     ) -> None:
         self.closed = False
         rule = EveryVersion() if sync is None else sync
-        _check(policy, horizon, credits, rule)
+        _check(policy, horizon, credits, rule, switch)
         # The loop resets in the same step, so that no step is spent on resetting.
         loop = engine in ("auto", "gymnasium")
         mode = AutoresetMode.SAME_STEP if loop else AutoresetMode.NEXT_STEP
         recipe = make_recipe(env, num_envs, engine, mode, wrappers, env_kwargs)
         try:
-            stream = cloudpickle.dumps(StreamSpec(policy, rule, horizon, seed, 0))
+            stream = cloudpickle.dumps(StreamSpec(policy, rule, horizon, seed, 0, switch))
         except Exception as error:
             raise ConfigError(
                 f"the policy cannot be sent to a worker: {error}. Keep locks, files and "
@@ -190,6 +195,7 @@ class Collector:
         with self._tally.lock:
             announcement = self._publisher.publish(policy, scalars)
         blob = dumps(tuple(announcement))
+        self._tally.announced_bytes += len(blob) * len(self._fleet.links)
         for link in self._fleet.links:
             self._send(link, Frame.ANNOUNCE, blob)
         return announcement.version
@@ -235,23 +241,18 @@ class Collector:
             weights = self._publisher.newest
             self._publisher.in_use[link.index] = weights.version
             self._tally.weight_bytes += weights.buffer.nbytes
-        blob = dumps((weights.version, weights.digest()))
+        blob = dumps((weights.version, weights.digest))
         self._send(link, Frame.WEIGHTS, blob, [weights.buffer])
 
     def _batch(self, link: Link, header: Header, meta: FragmentMeta) -> Batch:
-        specs = [*meta.columns, *meta.tail, *meta.state]
-        arrays = [np.empty(spec.shape, spec.dtype) for spec in specs]
-        link.channel.recv_body(header, arrays)
-        named = iter(zip((spec.name for spec in specs), arrays, strict=True))
-        columns = dict(next(named) for _ in meta.columns)
-        _, tail_rows = next(named)
-        tail = dict(next(named) for _ in meta.tail[1:])
+        columns, tails, state = receive(link.channel, header, Parts(*meta.parts))
+        tail_rows = tails.pop("")
         batch = Batch(
             columns,
             link.share.count,
             tail_rows=tail_rows,
-            tail=tail,
-            state=dict(named),
+            tail=tails,
+            state=state,
             shard=link.index,
             incarnation=0,
             policy_version=meta.version,
@@ -322,7 +323,7 @@ class Collector:
             threading.Thread(target=self.close, name="clusterenv-close").start()
 
 
-def _check(policy: Any, horizon: int, credit: int, rule: Any) -> None:
+def _check(policy: Any, horizon: int, credit: int, rule: Any, switch: Any) -> None:
     if not isinstance(policy, Policy):
         raise ConfigError(
             f"policy is a {type(policy).__name__}; wrap it: "
@@ -335,6 +336,11 @@ def _check(policy: Any, horizon: int, credit: int, rule: Any) -> None:
         raise ConfigError(f"credits must be at least 2, or shards wait for the head, got {credit}")
     if not callable(getattr(rule, "should_pull", None)):
         raise ConfigError(f"sync={rule!r} is no rule: sync=clusterenv.Divergence(0.05)")
+    if switch not in SWITCHES:
+        raise ConfigError(
+            f"switch={switch!r} is unknown; a shard changes its policy between fragments, "
+            "switch='fragment', or between steps, switch='step'"
+        )
 
 
 @atexit.register

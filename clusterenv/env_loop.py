@@ -18,7 +18,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
-from clusterenv.actions import ActionCheck, PolicyFault, annotate, check_log_prob
+from clusterenv.actions import ActionCheck, InfoMask, PolicyFault, annotate, check_log_prob
 from clusterenv.envs import Engine, Slot
 from clusterenv.errors import ConfigError
 from clusterenv.fragment import Fragment
@@ -92,7 +92,7 @@ class EnvLoop:
         self._envs = np.arange(first, first + n, dtype=np.int32)
         self._env_tensor = torch.from_numpy(self._envs.astype(np.int64))
         self._ledger = Ledger.begin(n)
-        self._mask: Column | None = None
+        self._mask = InfoMask(n)
         self._state = policy.initial_state(n)
         self._context = Context(self._env_tensor)
         self._free: list[dict[str, Column]] = []
@@ -102,7 +102,7 @@ class EnvLoop:
         self._annotates = type(policy).annotate is not Policy.annotate
         slot = Slot.empty(self._obs, n)
         seeds = [None] * n if seed is None else [seed + first + i for i in range(n)]
-        self._note_mask(engine.reset(slot, seeds, None, None))
+        self._mask.note(engine.reset(slot, seeds, None, None))
         self._obs_now = slot.obs
 
     def fragment(
@@ -157,7 +157,7 @@ class EnvLoop:
             versions[t] = self._acting.version
             infos = self._engine.step([action], slot, None)
             if infos:
-                self._note_mask(infos)
+                self._mask.note(infos)
                 if "final_obs" in infos:
                     at, values = infos["final_obs"]
                     tail_rows += (t * n + at).tolist()
@@ -203,7 +203,7 @@ class EnvLoop:
                 recorder.versions[t] = self._acting.version
                 infos = self._engine.step([action], slot, None)
                 if infos:
-                    self._note_mask(infos)
+                    self._mask.note(infos)
                 if self._state:  # what acted in a dead step has not happened
                     ended = (slot.terminated | slot.truncated) & ~self._dead
                     self._begin(self._dead | ended)
@@ -280,7 +280,7 @@ class EnvLoop:
         if self._between is not None:
             self._switch(self._between())
         context, mask = self._context, None
-        if self._masks_in_obs or self._mask is not None:
+        if self._masks_in_obs or self._mask.value is not None:
             mask = self._current_mask(obs)
             context = replace(context, mask=mask)
         try:
@@ -304,8 +304,8 @@ class EnvLoop:
                     f"the {self._n} environments"
                 )
             _room(block, name, values, rows)[t] = values
-        if self._mask is not None:
-            _room(block, "action_mask", self._mask, rows)[t] = self._mask
+        if self._mask.value is not None:
+            _room(block, "action_mask", self._mask.value, rows)[t] = self._mask.value
         if decision.state:
             self._state = {name: tensor.clone() for name, tensor in decision.state.items()}
             self._context = replace(self._context, state=self._state)
@@ -330,18 +330,9 @@ class EnvLoop:
             for name, tensor in self._policy.initial_state(len(at)).items():
                 self._state[name][at] = tensor
 
-    def _note_mask(self, infos: Any) -> None:
-        if not infos or "action_mask" not in infos:
-            return
-        given = infos["action_mask"]
-        at, values = given if isinstance(given, tuple) else (slice(None), given)
-        if self._mask is None:
-            self._mask = np.ones((self._n, *np.shape(values)[1:]), np.bool_)
-        self._mask[at] = values
-
     def _current_mask(self, obs: Any) -> Tensor:
-        if self._mask is not None:
-            return torch.from_numpy(self._mask)
+        if self._mask.value is not None:
+            return torch.from_numpy(self._mask.value)
         mask: Tensor = obs["action_mask"]
         return mask.to(torch.bool)
 

@@ -6,13 +6,14 @@ along with the step to those shards whose rule asks for them, and to no others.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from clusterenv.actions import ActionCheck
+from clusterenv.actions import ActionCheck, InfoMask
 from clusterenv.channel import Array, dumps, dumps_by_value, loads
 from clusterenv.envs import EnvDescription
 from clusterenv.policies.base import Context, Policy
@@ -35,13 +36,16 @@ class ActRequest(NamedTuple):
 class RemotePolicy:
     """The head's side: knows what each shard acts with."""
 
-    def __init__(self, policy: Policy, rule: SyncRule, observations: Layout, shards: int) -> None:
+    def __init__(
+        self, policy: Policy, rule: SyncRule, observations: Layout, shards: int, envs: int
+    ) -> None:
         self._pickled = dumps_by_value(policy)
         self._rule = rule
         self._publisher = Publisher(policy, rule, observations, shards)
         self._has = [False] * shards
         self._print = _fingerprint(policy)
         self._divergences: dict[int, float] = {}
+        self._mask = InfoMask(envs)
         self.pulls = 0
         self.weight_bytes = 0
 
@@ -70,10 +74,11 @@ class RemotePolicy:
             return dumps(tuple(ActRequest(pickled, publisher.version))), [buffer]
         return dumps(tuple(ActRequest(pickled, held))), []
 
-    def observe(self, obs: list[Column]) -> None:
-        """Keep some observations, to compare versions on."""
+    def observe(self, obs: list[Column], info: Mapping[str, Any]) -> None:
+        """Keep some observations and their action masks, to compare versions on."""
         if self._rule.needs_divergence:
-            self._publisher.probe.add(obs, np.arange(len(obs[0])), take=8)
+            self._mask.note(info)
+            self._publisher.probe.add(obs, np.arange(len(obs[0])), self._mask.value, take=8)
 
 
 class LocalPolicy:
@@ -97,7 +102,9 @@ class LocalPolicy:
             load(self._policy, self._manifest, Weights(request.version, buffer))
         self._version = request.version
 
-    def act(self, obs: list[Column], began: npt.NDArray[np.bool_]) -> dict[str, Column]:
+    def act(
+        self, obs: list[Column], began: npt.NDArray[np.bool_], allowed: Column | None
+    ) -> dict[str, Column]:
         """Return the actions, and everything else that goes into the infos.
 
         Parameters
@@ -106,6 +113,8 @@ class LocalPolicy:
             The newest observation of every environment.
         began
             Which of them begin an episode.
+        allowed
+            The action masks of the infos, if the environments give them there.
         """
         with torch.inference_mode():
             if self._state and began.any():
@@ -114,6 +123,8 @@ class LocalPolicy:
                     self._state[name][at] = tensor
             nested = self._layout.nest([torch.from_numpy(column) for column in obs])
             mask = nested.get("action_mask") if isinstance(nested, dict) else None
+            if allowed is not None:
+                mask = torch.from_numpy(allowed)
             decision = self._policy.act(nested, Context(self._envs, {}, self._state, mask))
             if decision.state:
                 self._state = {name: tensor.clone() for name, tensor in decision.state.items()}

@@ -21,6 +21,7 @@ from distributed import get_worker
 from distributed.comm import get_address_host
 from gymnasium.vector import AutoresetMode
 
+from clusterenv.actions import InfoMask
 from clusterenv.channel import Channel, Header, Listener, dumps, loads
 from clusterenv.envs import Engine, EnvDescription, Infos, Slot, build
 from clusterenv.errors import ChannelClosed
@@ -180,6 +181,7 @@ class _Server:
         self._slot = Slot.empty(self._layout, engine.num_envs)
         self._whole = StepRequest(None, self._actions.dtypes, [])
         self._policy: LocalPolicy | None = None
+        self._mask = InfoMask(engine.num_envs)
         self._began = np.ones(engine.num_envs, np.bool_)
 
     def run(self) -> None:
@@ -228,11 +230,14 @@ class _Server:
 
     def _step(self, request: StepRequest, actions: list[Column]) -> None:
         rows = request.rows
-        infos = self._engine.step(actions, self._slot, None if rows is None else _indices(rows))
+        indices = None if rows is None else _indices(rows)
+        infos = self._engine.step(actions, self._slot, indices)
+        self._mask.note(infos, indices)
         self._send_result(infos, slice(None) if rows is None else rows)
 
     def _reset(self, request: ResetRequest) -> None:
         infos = self._engine.reset(self._slot, request.seeds, request.options, request.mask)
+        self._mask.note(infos)
         self._began |= True if request.mask is None else request.mask
         self._send_result(infos, slice(None))
 
@@ -241,9 +246,10 @@ class _Server:
             self._policy = LocalPolicy(self._engine.description, self._first, self._engine.num_envs)
         self._policy.update(request, weights)
         slot = self._slot
-        chosen = self._policy.act(slot.obs, self._began)
+        chosen = self._policy.act(slot.obs, self._began, self._mask.value)
         dead = slot.terminated | slot.truncated  # under NEXT_STEP this step only resets them
         infos = self._engine.step([chosen["action"]], slot, None)
+        self._mask.note(infos)
         ended = slot.terminated | slot.truncated
         same_step = self._engine.description.autoreset_mode is AutoresetMode.SAME_STEP
         self._began = ended if same_step else dead

@@ -7,8 +7,8 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from clusterenv.stream import FragmentMeta
 from clusterenv.sync.publisher import Publisher
+from clusterenv.wire import FragmentMeta
 
 __all__ = ["Stats", "Tally"]
 
@@ -28,6 +28,8 @@ class Stats:
     steps_per_second: list[float]
     """Of each shard, since the collector was made."""
     announcements: int
+    announced_bytes: int
+    """Of announcements, sent to all shards together."""
     checks: int
     """Announcements that shards judged by the rule."""
     pulls: int
@@ -42,7 +44,7 @@ class Stats:
     divergences: list[float | None]
     """Of each shard's version from the newest it had heard of, when its last fragment began."""
     versions: list[int]
-    """That each shard acted with in its last fragment."""
+    """That acted in the first row of each shard's last fragment."""
     queued: int
     """Batches received and not yet taken."""
     evaluation_seconds: float
@@ -55,6 +57,7 @@ class Tally:
     def __init__(self, shards: int) -> None:
         self.lock = threading.Lock()
         self.weight_bytes = 0
+        self.announced_bytes = 0
         self._began = time.monotonic()
         self._rows = [0] * shards
         self._checks = [0] * shards
@@ -95,6 +98,7 @@ class Tally:
             seconds=seconds,
             steps_per_second=[rows / seconds for rows in self._rows],
             announcements=publisher.announcements,
+            announced_bytes=self.announced_bytes,
             checks=sum(self._checks),
             pulls=sum(self._pulls),
             weight_bytes=self.weight_bytes,

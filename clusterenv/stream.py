@@ -26,10 +26,14 @@ from clusterenv.frames import Frame, failure_of
 from clusterenv.policies.base import Policy
 from clusterenv.sync.rules import SyncRule
 from clusterenv.sync.weights import Weights, load, manifest_of
+from clusterenv.wire import FragmentMeta, body_of, parts_of
 
-__all__ = ["Announcement", "ColumnSpec", "FragmentMeta", "PolicyClient", "Stream", "StreamSpec"]
+__all__ = ["SWITCHES", "Announcement", "PolicyClient", "Stream", "StreamSpec"]
 
 logger = logging.getLogger("clusterenv")
+
+SWITCHES = ("fragment", "step")
+"""Between what a shard may change its policy."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,8 @@ class StreamSpec:
     horizon: int
     seed: int | None
     version: int
+    switch: str = "fragment"
+    """One of :data:`SWITCHES`."""
 
 
 class Announcement(NamedTuple):
@@ -50,31 +56,6 @@ class Announcement(NamedTuple):
     divergences: Mapping[int, float]
     """From each version in use to this one."""
     scalars: Mapping[str, float]
-
-
-class ColumnSpec(NamedTuple):
-    """One column of a fragment's body."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-
-class FragmentMeta(NamedTuple):
-    """Blob of a ``FRAGMENT`` frame; its body is the columns, tails and states in order."""
-
-    version: int
-    newest: int
-    """The newest version the shard had heard of when the fragment began."""
-    divergence: float | None
-    columns: list[ColumnSpec]
-    tail: list[ColumnSpec]
-    state: list[ColumnSpec]
-    returns: list[float]
-    lengths: list[int]
-    dropped: int
-    checks: int
-    pulls: int
 
 
 class PolicyClient:
@@ -96,11 +77,16 @@ class PolicyClient:
             return 0.0
         return self.newest.divergences.get(self.version)
 
+    @property
+    def undecided(self) -> bool:
+        """Whether there is an announcement that was not judged, and none is waited for."""
+        return self.newest.version != self._decided and self.wanted is None
+
     def decide(self) -> bool:
         """Whether to ask for the newest version now; each announcement is judged once."""
-        newest = self.newest.version
-        if newest == self._decided or self.wanted is not None:
+        if not self.undecided:
             return False
+        newest = self.newest.version
         self._decided = newest
         self.checks += 1
         if self._rule.should_pull(newest - self.version, self.divergence):
@@ -123,6 +109,7 @@ class Stream:
         if spec.seed is not None:  # what policies draw repeats too, for the same sharding
             torch.manual_seed(spec.seed + first)
         self._first = first
+        self._by_step = spec.switch == "step"
         self._policy = spec.policy.eval()
         self._manifest = manifest_of(self._policy)
         self._client = PolicyClient(spec.rule, spec.version)
@@ -146,9 +133,9 @@ class Stream:
         try:
             while (fresh := self._tickets.get()) is not None:
                 self._synchronize(wait=fresh)
-                client = self._client
-                newest, divergence = client.newest.version, client.divergence
-                fragment = self._loop.fragment(Acting(client.version, client.newest.scalars), fresh)
+                newest, divergence = self._client.newest.version, self._client.divergence
+                between = self._between if self._by_step and not fresh else None
+                fragment = self._loop.fragment(self._acting(), fresh, between)
                 self._outbox.put((fragment, self._meta(fragment, newest, divergence)))
         except Interrupted:
             pass
@@ -163,8 +150,17 @@ class Stream:
             for helper in helpers:
                 helper.join()
 
+    def _acting(self) -> Acting:
+        return Acting(self._client.version, self._client.newest.scalars)
+
+    def _between(self) -> Acting:
+        """Between steps: take up what is new, and never wait."""
+        if self._arrived is not None or self._client.undecided:
+            self._synchronize(wait=False)
+        return self._acting()
+
     def _synchronize(self, wait: bool) -> None:
-        """Between fragments: ask for weights if the rule says so, load what has arrived."""
+        """Ask for weights if the rule says so, load what has arrived."""
         if self._client.decide():
             with self._send_lock:
                 self._channel.send(Frame.PULL, dumps(self._client.wanted))
@@ -180,12 +176,10 @@ class Stream:
 
     def _meta(self, fragment: Fragment, newest: int, divergence: float | None) -> FragmentMeta:
         return FragmentMeta(
-            self._client.version,
+            int(fragment.columns["version"][: fragment.num_envs].min()),
             newest,
             divergence,
-            _specs(fragment.columns),
-            [ColumnSpec("", "int64", fragment.tail_rows.shape), *_specs(fragment.tail)],
-            _specs(fragment.state),
+            parts_of(fragment),
             fragment.returns,
             fragment.lengths,
             fragment.dropped,
@@ -197,16 +191,9 @@ class Stream:
         try:
             while (item := self._outbox.get()) is not None:
                 fragment, meta = item
-                body = [
-                    *fragment.columns.values(),
-                    fragment.tail_rows,
-                    *fragment.tail.values(),
-                    *fragment.state.values(),
-                ]
+                body = body_of(fragment, meta.parts)
                 with self._send_lock:
-                    self._channel.send(
-                        Frame.FRAGMENT, dumps(meta), [np.ascontiguousarray(part) for part in body]
-                    )
+                    self._channel.send(Frame.FRAGMENT, dumps(tuple(meta)), body)
                 self._loop.recycle(fragment)
         except ChannelClosed:
             self._stop()
@@ -230,7 +217,7 @@ class Stream:
         buffer = np.empty(header.body, np.uint8)
         self._channel.recv_body(header, [buffer])
         weights = Weights(version, buffer)
-        if weights.digest() != digest:  # a worker goes on with what it has, and asks again
+        if weights.digest != digest:  # a worker goes on with what it has, and asks again
             logger.warning("the weights of version %d arrived damaged", version)
             with self._send_lock:
                 self._channel.send(Frame.PULL, dumps(version))
@@ -245,7 +232,3 @@ class Stream:
         self._tickets.put(None)
         with self._changed:
             self._changed.notify()
-
-
-def _specs(columns: Mapping[str, Any]) -> list[ColumnSpec]:
-    return [ColumnSpec(name, array.dtype.str, array.shape) for name, array in columns.items()]

@@ -220,7 +220,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         if self._remote is None:
             check_spaces(self.single_observation_space, self.single_action_space)
             links = len(self._fleet.links)
-            self._remote = RemotePolicy(policy, self.sync, self._obs, links)
+            self._remote = RemotePolicy(policy, self.sync, self._obs, links, self.num_envs)
         self._remote.refresh(policy)
         result = _Result(self._obs, self.num_envs)
         for link in self._fleet.links:
@@ -231,8 +231,9 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         if self._disabled:
             self._note_over(slice(None), result.slot)
         obs, reward, terminated, truncated = result.slot
-        self._remote.observe(obs)
-        info = {**result.info(), **result.chosen}
+        info = result.info()
+        self._remote.observe(obs, info)
+        info |= result.chosen
         return self._obs.nest(obs), reward, terminated, truncated, info
 
     # The asynchronous face

@@ -1,6 +1,7 @@
 """Draws the learning curves of several runs over each other, one picture per environment.
 
-``python -m pipelines.curves docs/experiments/ppo`` reads ``<environment>-<seed>.csv`` files.
+``python -m pipelines.curves docs/experiments/ppo`` reads ``<environment>-<seed>.csv`` files; a
+second argument names another column than ``mean_return``.
 """
 
 from __future__ import annotations
@@ -23,14 +24,12 @@ Curve = list[tuple[int, float]]
 """Steps, and the mean return of the last 100 episodes then."""
 
 
-def read(path: Path) -> Curve:
+def read(path: Path, column: str = "mean_return") -> Curve:
     """Return the curve in a ``progress.csv``, from its hundredth episode on."""
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     points = [
-        (int(row["steps"]), float(row["mean_return"]))
-        for row in rows
-        if int(row["episodes"]) >= 100
+        (int(row["steps"]), float(row[column])) for row in rows if int(row["episodes"]) >= 100
     ]
     return [point for point in points if math.isfinite(point[1])]
 
@@ -58,7 +57,7 @@ def table(curves: dict[str, dict[str, Curve]]) -> str:
     return "\n".join(lines)
 
 
-def draw(env: str, runs: dict[str, Curve], path: Path) -> None:
+def draw(env: str, runs: dict[str, Curve], path: Path, column: str = "mean_return") -> None:
     """Draw the runs of one environment."""
     figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
     axes = figure.subplots()
@@ -67,27 +66,28 @@ def draw(env: str, runs: dict[str, Curve], path: Path) -> None:
         axes.plot(*zip(*curve, strict=True), color=colour, label=f"seed {seed}")
     if env in GOALS:
         axes.axhline(GOALS[env], color="grey", linestyle="--", label=f"goal {GOALS[env]:g}")
-    axes.set(xlabel="environment steps", ylabel="mean return of 100 episodes", title=env)
+    of = "mean return of 100 episodes" if column == "mean_return" else column.replace("_", " ")
+    axes.set(xlabel="environment steps", ylabel=of, title=env)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     figure.savefig(path)
 
 
-def main(directory: Path) -> None:
+def main(directory: Path, column: str = "mean_return") -> None:
     """Draw every environment of a directory and print the table."""
     curves: dict[str, dict[str, Curve]] = defaultdict(dict)
     for path in sorted(directory.glob("*.csv")):
         env, _, seed = path.stem.rpartition("-")
-        curves[env][seed] = read(path)
+        curves[env][seed] = read(path, column)
     if not curves:
         raise ConfigError(f"{directory} has no <environment>-<seed>.csv: CartPole-v1-1.csv")
     for env, runs in curves.items():
-        draw(env, runs, directory / f"{env}.png")
+        draw(env, runs, directory / f"{env}.png", column)
     print(table(curves))
 
 
 if __name__ == "__main__":
     try:
-        main(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/experiments/ppo"))
+        main(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/experiments/ppo"), *sys.argv[2:3])
     except ConfigError as error:
         sys.exit(f"curves: {error}")

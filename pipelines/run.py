@@ -38,6 +38,8 @@ class Run:
         Go on with what is in the directory; otherwise it must hold no checkpoint.
     quiet
         Print nothing.
+    checkpoint
+        Name of the checkpoint to resume, if the learner names each anew.
 
     Raises
     ------
@@ -46,12 +48,18 @@ class Run:
     """
 
     def __init__(
-        self, out: Path, columns: Sequence[str], *, resume: bool = False, quiet: bool = False
+        self,
+        out: Path,
+        columns: Sequence[str],
+        *,
+        resume: bool = False,
+        quiet: bool = False,
+        checkpoint: str = "checkpoint.pt",
     ) -> None:
         self.out = out
         self.columns = tuple(columns)
         self.quiet = quiet
-        self.checkpoint = out / "checkpoint.pt"
+        self.checkpoint = out / checkpoint
         self.progress = out / "progress.csv"
         if resume and not self.checkpoint.is_file():
             raise ConfigError(
@@ -73,28 +81,44 @@ class Run:
         """Return what :meth:`save` was given last."""
         return dict(torch.load(self.checkpoint, weights_only=True))
 
-    def save(self, state: Mapping[str, Any]) -> None:
+    def save(self, state: Mapping[str, Any], name: str | None = None) -> None:
         """Write the checkpoint: tensors, numbers, and containers of them.
 
         A reader, or a crash, sees the old checkpoint or the new one, never half of one.
+
+        Parameters
+        ----------
+        state
+            What :meth:`load` will return.
+        name
+            Of the file, if it is to lie beside the checkpoint before.
         """
         self.out.mkdir(parents=True, exist_ok=True)
+        if name is not None:
+            self.checkpoint = self.out / name
         beside = self.checkpoint.with_suffix(".tmp")
         with beside.open("wb") as file:
             torch.save(dict(state), file)
             file.flush()
             os.fsync(file.fileno())
         beside.replace(self.checkpoint)
+        directory = os.open(self.out, os.O_RDONLY)
+        try:
+            os.fsync(directory)  # the name too is on the disk before anything refers to it
+        finally:
+            os.close(directory)
 
     def open(self, steps: int = 0) -> None:
         """Begin to log at ``steps``; rows of a resumed run beyond its checkpoint are dropped."""
         self.out.mkdir(parents=True, exist_ok=True)
         kept = self._rows(upto=steps) if self._resumes else []
-        self._file = self.progress.open("w", newline="")
-        writer = csv.writer(self._file)
-        writer.writerow(self.columns)
-        writer.writerows([row[name] for name in self.columns] for row in kept)
-        self._file.flush()
+        beside = self.progress.with_suffix(".tmp")  # a kill here must not cost the rows
+        with beside.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(self.columns)
+            writer.writerows([row[name] for name in self.columns] for row in kept)
+        beside.replace(self.progress)
+        self._file = self.progress.open("a", newline="")
         self._tensorboard = SummaryWriter(str(self.out), purge_step=steps + 1 if steps else None)
 
     def log(self, row: Mapping[str, float], **more: float) -> None:
@@ -113,9 +137,12 @@ class Run:
             return
         rate = row["steps_per_second"]
         left = max(0.0, total_steps - row["steps"]) / rate if rate else math.inf
+        apart = row.get("judged_return", math.nan)
+        alike = math.isnan(apart) or apart == row["mean_return"]
+        judged = "" if alike else f" (judged {apart:.1f})"
         text = (
             f"{row['steps']:>11,.0f} steps {row['steps'] / total_steps:4.0%}  {rate:>7,.0f}/s  "
-            f"return {row['mean_return']:8.1f}  version {row['version']:.0f}  "
+            f"return {row['mean_return']:8.1f}{judged}  version {row['version']:.0f}  "
             f"pulls {row['pulls']:.0f}  lag {row['lag_mean']:.2f}  {left:,.0f} s left"
         )
         if self._terminal:

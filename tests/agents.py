@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.distributions import Categorical as CategoricalDistribution
 from torch.distributions import Distribution
 
+from clusterenv.fragment import Fragment
 from clusterenv.policies import Categorical, Context, Decision, Policy
 
 
@@ -81,3 +82,28 @@ class Bad(Policy):
 
     def distribution(self, obs: Any, context: Context) -> Distribution:
         return CategoricalDistribution(logits=self.weight.expand(len(context.envs), 3))
+
+
+class Annotating(Categorical):
+    """Annotates each row with its temporal difference, from values and true next observations."""
+
+    def __init__(self, fault: str = "none") -> None:
+        super().__init__(nn.Linear(4, 2))
+        self.fault = fault
+
+    def value(self, obs: Any) -> Tensor:
+        return torch.as_tensor(obs)[:, 0]
+
+    def annotate(self, fragment: Fragment) -> dict[str, Any]:
+        if self.fault == "raise":
+            raise ValueError("no such column")
+        columns, n = fragment.columns, fragment.num_envs
+        following = torch.zeros(len(columns["reward"]))
+        following[:-n] = self.value(columns["obs"][n:])
+        following[fragment.tail_rows] = self.value(fragment.tail["obs"])
+        delta = torch.from_numpy(columns["reward"]) + following - self.value(columns["obs"])
+        if self.fault == "length":
+            return {"priority": delta[1:]}
+        if self.fault == "dtype":
+            return {"priority": ["high"] * len(delta)}
+        return {"reward" if self.fault == "clash" else "priority": delta.abs()}

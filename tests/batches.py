@@ -7,11 +7,10 @@ observation that of the step after in the same episode. Nothing here shares code
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pytest
 
 from clusterenv import Batch
 from clusterenv.store import ReplayStore, Uniform
@@ -264,26 +263,10 @@ def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
         np.testing.assert_array_equal(found[name], column, err_msg=name, strict=True)
 
 
-def same_samples(left: ReplayStore, right: ReplayStore, n: int | None = 32, times: int = 3) -> None:
-    """Fail unless two stores draw the same, bit for bit."""
-    for _ in range(times):
-        first, second = left.sample(n), right.sample(n)
-        assert first.keys() == second.keys()
-        same(first, second)
-
-
-def changed(batch: Batch, rename: dict[str, str] | None = None, **parts: Any) -> Batch:
+def changed(batch: Batch, **parts: Any) -> Batch:
     """Return a batch with other columns (``None`` leaves one out) or other parts."""
     own = ("tail_rows", "tail", "state", "shard", "incarnation", "policy_version", "num_envs")
     given = {name: parts.pop(name, getattr(batch, name)) for name in own}
     columns = {name: batch.flat(name) for name in batch.names} | parts
     kept = {name: column for name, column in columns.items() if column is not None}
     return Batch(kept, given.pop("num_envs"), **given)
-
-
-def as_later(row: Row, steps: int) -> Row:
-    """Return the row some steps later in its episode, whether it exists or not."""
-    return replace(row, step=row.step + steps)
-
-
-running_as_root = pytest.mark.skipif("os.geteuid() == 0", reason="root may write everywhere")

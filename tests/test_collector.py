@@ -15,13 +15,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from agents import Bad, Counter, Cycle, cartpole_policy
+from agents import Annotating, Bad, Counter, Cycle, cartpole_policy
 from compare import assert_same
 from conftest import footprint, wait_until
 from distributed import Client
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import nn
-from worlds import Faulty, World
+from worlds import Faulty, Slow, World
 
 import clusterenv
 from clusterenv import Divergence, Every, EveryVersion, Never, errors
@@ -171,6 +171,7 @@ def test_nobody_pulls_below_the_threshold_and_no_weights_move(client: Client) ->
         assert {batch.policy_version for batch in batches} == {0}
         assert (stats.pulls, stats.weight_bytes) == (0, 0)
         assert (stats.announcements, stats.checks, stats.lag_max) == (5, 10, 5)
+        assert 0 < stats.announced_bytes < 5 * 2 * 200
         assert all(0 < value < 10 for value in stats.divergences if value is not None)
 
 
@@ -243,6 +244,39 @@ def test_a_burst_of_versions_faster_than_anyone_pulls_stops_nothing(client: Clie
     assert stats.pulls < 20  # not one for each version and shard
 
 
+def test_a_shard_changes_its_policy_between_steps_if_asked(client: Client) -> None:
+    policies = [cartpole_policy()]
+    with clusterenv.Collector(
+        Slow, policies[0], num_envs=2, horizon=60, shards=2, cluster=client, switch="step"
+    ) as collector:
+        batches = [next(iter(collector))]
+        while not any(len(np.unique(batch["version"])) > 1 for batch in batches):
+            policies.append(changed(policies[-1], 0.5, seed=len(policies)))
+            collector.publish(policies[-1])
+            batches.append(next(iter(collector)))
+            assert len(batches) < 60
+    for batch in batches:
+        versions = batch["version"][:, 0]
+        assert batch.policy_version == versions[0]
+        assert (np.diff(versions) >= 0).all()
+        columns = batch.torch()
+        for version in np.unique(versions):
+            at = torch.from_numpy(versions == version)
+            with torch.no_grad():
+                logits = policies[version].module(columns["obs"][at])
+                expected = torch.distributions.Categorical(logits=logits)
+                found = expected.log_prob(columns["action"][at])
+            assert torch.allclose(columns["log_prob"][at], found, atol=1e-5)
+
+
+def test_in_lock_step_a_rollout_is_of_one_version_whatever_the_switch(client: Client) -> None:
+    with cartpole(client, switch="step") as collector:
+        for version in range(3):
+            for batch in collector.rollout():
+                assert (batch["version"] == version).all()
+            collector.publish(cartpole_policy(version))
+
+
 def test_weights_too_large_for_one_message_arrive(client: Client) -> None:
     """40 MB, many times what a socket takes at once."""
     torch.manual_seed(0)
@@ -263,6 +297,16 @@ def test_recurrent_state_and_extras_reach_the_head(client: Client) -> None:
             for batch in collector.rollout():
                 assert (batch["value"] == batch["step"]).all()
                 assert (batch.state["count"][:, 0] == batch["value"][0]).all()
+
+
+def test_annotations_reach_the_head(client: Client) -> None:
+    with cartpole(client, Annotating()) as collector:
+        for batch in collector.rollout():
+            expected = np.abs(1 + 0.02 * batch["obs"][..., 1])
+            assert np.allclose(batch["priority"], expected, atol=1e-5)
+            assert "priority" in batch.record_batch.schema.names
+    with pytest.raises(errors.PolicyError, match=r"'priority' of shape .* \(shard \d"):
+        cartpole(client, Annotating("length")).rollout()
 
 
 @pytest.mark.parametrize("engine", ["native", "envpool"])
@@ -290,6 +334,7 @@ def test_other_engines_stream_real_rows_only(client: Client, engine: str) -> Non
         ({"credits": 1}, "credits must be at least 2"),
         ({"sync": 0.05}, r"sync=0.05 is no rule: sync=clusterenv.Divergence\(0.05\)"),
         ({"policy": nn.Linear(4, 2)}, r"policy is a Linear; wrap it: clusterenv.policies"),
+        ({"switch": "row"}, "switch='row' is unknown; .*switch='fragment'.*switch='step'"),
         ({"shards": 9}, "num_envs=5 is less than shards=9"),
     ],
 )

@@ -8,13 +8,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from agents import Bad, Counter, Cycle
+from agents import Annotating, Bad, Counter, Cycle
 from compare import assert_same
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from worlds import World
+from worlds import Masked, World
 
 from clusterenv.actions import PolicyFault
-from clusterenv.env_loop import EnvLoop, Interrupted
+from clusterenv.env_loop import Acting, EnvLoop, Interrupted
 from clusterenv.envs import Recipe, build
 from clusterenv.errors import ConfigError
 from clusterenv.policies import Categorical, Random
@@ -36,7 +36,7 @@ def loop_of(
 def test_rows_are_what_sync_vector_env_gives(obs: str) -> None:
     """Same seeds and actions: observations, rewards, flags and final observations."""
     loop = loop_of(Cycle(5, start=2), obs=obs)
-    fragments = [loop.fragment({}, 0) for _ in range(3)]
+    fragments = [loop.fragment(Acting(0, {})) for _ in range(3)]
     reference = SyncVectorEnv([lambda: World(obs=obs)] * N, autoreset_mode=AutoresetMode.SAME_STEP)
     now, _ = reference.reset(seed=13)  # environment 10 of the whole gets seed 3 + 10
     names = [name for name in fragments[0].columns if name.startswith("obs")]
@@ -79,7 +79,7 @@ def test_episodes_are_contiguous_and_no_dead_row_is_left(engine: str) -> None:
     if engine == "envpool":
         pytest.importorskip("envpool")
     loop = loop_of(Random(gym.spaces.Discrete(2), seed=1), "CartPole-v1", engine=engine)
-    fragments = [loop.fragment({}, version) for version in range(12)]
+    fragments = [loop.fragment(Acting(version, {})) for version in range(12)]
     seen: dict[int, list[Any]] = {10 + e: [] for e in range(N)}
     for fragment in fragments:
         columns = fragment.columns
@@ -128,7 +128,7 @@ def test_the_next_observation_is_the_row_below_except_at_the_tail(engine: str) -
         pytest.importorskip("envpool")
     loop = loop_of(Random(gym.spaces.Discrete(2), seed=2), "CartPole-v1", engine=engine)
     for _ in range(4):
-        fragment = loop.fragment({}, 0)
+        fragment = loop.fragment(Acting(0, {}))
         obs = fragment.columns["obs"].reshape(HORIZON, N, 4)
         following = np.concatenate([obs[1:], np.full((1, N, 4), np.nan, np.float32)]).reshape(-1, 4)
         following[fragment.tail_rows] = fragment.tail["obs"]
@@ -145,52 +145,21 @@ def test_a_fresh_fragment_is_of_one_version_and_counts_what_it_leaves(engine: st
     loop = loop_of(Random(gym.spaces.Discrete(2), seed=2), "CartPole-v1", engine=engine)
     rows = 0
     for version in range(6):
-        fragment = loop.fragment({}, version, fresh=True)
+        fragment = loop.fragment(Acting(version, {}), fresh=True)
         assert (fragment.columns["version"] == version).all()
         assert sorted(set(fragment.columns["env"].tolist())) == list(range(10, 10 + N))
         rows += HORIZON * N + fragment.dropped
     assert rows > 6 * HORIZON * N
-    assert loop.fragment({}, 9).dropped == 0
+    assert loop.fragment(Acting(9, {})).dropped == 0
 
 
 def test_recurrent_state_starts_anew_with_each_episode_and_travels_with_the_fragment() -> None:
     for engine in ("gymnasium", "native"):
         loop = loop_of(Counter(), "CartPole-v1", engine=engine)
         for _ in range(6):
-            fragment = loop.fragment({}, 0)
+            fragment = loop.fragment(Acting(0, {}))
             assert_same(fragment.columns["value"].astype(np.int32), fragment.columns["step"])
             assert_same(fragment.state["count"][:, 0], fragment.columns["value"][:N])
-
-
-class Masked(gym.Env[Any, Any]):
-    """Only one action is allowed, another one each step; said in the way of choice."""
-
-    def __init__(self, way: str) -> None:
-        self.way = way
-        self.action_space = gym.spaces.Discrete(4)
-        box = gym.spaces.Box(0, 100, (1,), np.float32)
-        mask = gym.spaces.MultiBinary(4)
-        self.observation_space = box if way == "info" else gym.spaces.Dict(x=box, action_mask=mask)
-
-    def _now(self) -> tuple[Any, dict[str, Any]]:
-        mask = np.zeros(4, np.int8)
-        mask[self.t % 4] = 1
-        x = np.full(1, self.t, np.float32)
-        return (
-            (x, {"action_mask": mask})
-            if self.way == "info"
-            else ({"x": x, "action_mask": mask}, {})
-        )
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.t = seed or 0
-        return self._now()
-
-    def step(self, action: Any) -> Any:
-        assert action == self.t % 4, "a forbidden action"
-        self.t += 1
-        obs, info = self._now()
-        return obs, 1.0, False, self.t % 7 == 0, info
 
 
 @pytest.mark.parametrize("way", ["info", "dict"])
@@ -201,14 +170,14 @@ def test_masks_are_never_violated(way: str) -> None:
 
     for policy in (Categorical(Net()), Random(gym.spaces.Discrete(4))):
         loop = loop_of(policy, Masked, way=way)
-        fragment = loop.fragment({}, 0)
+        fragment = loop.fragment(Acting(0, {}))
         name = "action_mask" if way == "info" else "obs.action_mask"
         mask = fragment.columns[name]
         assert mask[np.arange(len(mask)), fragment.columns["action"]].all()
     with pytest.raises(
         PolicyFault, match=r"action 0 for environment \d+ at step .* its mask forbids"
     ):
-        loop_of(Bad("none"), Masked, way=way).fragment({}, 0)
+        loop_of(Bad("none"), Masked, way=way).fragment(Acting(0, {}))
 
 
 @pytest.mark.parametrize(
@@ -227,7 +196,62 @@ def test_a_policy_that_returns_nonsense_is_named_with_env_and_step(
     fault: str, message: str
 ) -> None:
     with pytest.raises(PolicyFault, match=message):
-        loop_of(Bad(fault), "CartPole-v1").fragment({}, 0)
+        loop_of(Bad(fault), "CartPole-v1").fragment(Acting(0, {}))
+
+
+@pytest.mark.parametrize("engine", ["gymnasium", "native"])
+def test_a_policy_annotates_whole_fragments(engine: str) -> None:
+    loop = loop_of(Annotating(), "CartPole-v1", engine=engine)
+    for _ in range(3):
+        fragment = loop.fragment(Acting(0, {}))
+        # CartPole's positions move by tau times the velocity, at episodes' ends too.
+        expected = np.abs(1 + 0.02 * fragment.columns["obs"][:, 1])
+        assert np.allclose(fragment.columns["priority"], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("raise", r"raised ValueError in annotate\(\) on environments 10–14: no such column"),
+        ("length", r"'priority' of shape \(79,\).*each of the fragment's 80 rows"),
+        ("dtype", "'priority' of shape .* and dtype <U4; expected numbers"),
+        ("clash", "returned 'reward', which the fragment has already; there are obs, reward"),
+    ],
+)
+def test_annotations_that_do_not_fit_are_named(fault: str, message: str) -> None:
+    with pytest.raises(PolicyFault, match=message):
+        loop_of(Annotating(fault), "CartPole-v1").fragment(Acting(0, {}))
+
+
+@pytest.mark.parametrize("engine", ["gymnasium", "native"])
+def test_versions_change_between_steps_and_every_row_knows_its_own(engine: str) -> None:
+    loop = loop_of(Cycle(), "CartPole-v1", engine=engine)
+    steps = iter(range(1000))
+
+    def between() -> Acting:
+        return Acting(next(steps) // 7, {})
+
+    seen = []
+    for _ in range(4):
+        version = loop.fragment(Acting(0, {}), between=between).columns["version"]
+        seen += version.reshape(HORIZON, N)[:, 0].tolist()
+        assert (np.diff(version.reshape(HORIZON, N), axis=0) >= 0).all()
+    if engine == "gymnasium":
+        assert seen == [step // 7 for step in range(4 * HORIZON)]
+    assert seen[-1] > 5
+
+
+def test_scalars_change_between_steps() -> None:
+    class Shows(Cycle):
+        def act(self, obs: Any, context: Any) -> Any:
+            decision = super().act(obs, context)
+            return decision._replace(extras={"seen": torch.full((N,), context.scalars["x"])})
+
+    scalars: list[dict[str, float]] = [{"x": float(step // 5)} for step in range(HORIZON)]
+    steps = iter(scalars)
+    loop = loop_of(Shows(), "CartPole-v1")
+    fragment = loop.fragment(Acting(0, {}), between=lambda: Acting(0, next(steps)))
+    assert fragment.columns["seen"][::N].tolist() == [each["x"] for each in scalars]
 
 
 def test_spaces_without_a_tensor_form_are_refused() -> None:
@@ -241,4 +265,4 @@ def test_a_stop_gives_up_the_fragment_in_hand() -> None:
     loop = loop_of(Cycle(), "CartPole-v1")
     loop.stop = True
     with pytest.raises(Interrupted):
-        loop.fragment({}, 0)
+        loop.fragment(Acting(0, {}))

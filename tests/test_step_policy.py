@@ -14,7 +14,7 @@ from compare import assert_same
 from distributed import Client
 from gymnasium.vector import SyncVectorEnv
 from torch import nn
-from worlds import World
+from worlds import Masked, World
 
 import clusterenv
 from clusterenv import Divergence, Never, errors
@@ -127,3 +127,40 @@ def test_a_copy_of_the_policy_is_a_new_version(client: Client) -> None:
         envs.reset(seed=1)
         envs.step(policy)
         assert envs.step(copy.deepcopy(policy))[4]["policy_version"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("way", ["info", "dict"])
+@pytest.mark.parametrize("mode", list(gym.vector.AutoresetMode)[:2])
+def test_masks_are_never_violated(client: Client, mode: Any, way: str) -> None:
+    """The environment raises at a forbidden action; masks come with resets and steps alike."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.logits = nn.Parameter(torch.zeros(4))
+
+        def forward(self, obs: Any) -> torch.Tensor:
+            return self.logits.expand(len(obs["x"] if isinstance(obs, dict) else obs), 4)
+
+    policy = clusterenv.policies.Categorical(Net())
+    with clusterenv.make_vec(
+        Masked, 3, shards=2, cluster=client, autoreset_mode=mode, way=way
+    ) as envs:
+        envs.sync = Divergence(10.0)
+        _, info = envs.reset(seed=1)
+        envs.step(1 + np.arange(3))  # masks given with other steps count too
+        for _ in range(20):
+            nudge(policy, 0.1)
+            info = envs.step(policy)[4]
+            assert info["policy_version"].tolist() == [0] * 3
+            # One action is allowed, so nothing can diverge.
+            assert set(envs._remote._divergences.values()) <= {0.0}  # type: ignore[union-attr]
+
+
+def test_a_mask_in_the_infos_is_checked(client: Client) -> None:
+    with clusterenv.make_vec(Masked, 3, shards=2, cluster=client, way="info") as envs:
+        envs.reset(seed=1)
+        with pytest.raises(
+            errors.PolicyError, match=r"action 0 for environment \d, which its mask"
+        ):
+            envs.step(Bad("none"))

@@ -132,3 +132,49 @@ class Faulty(World):
             while True:
                 time.sleep(0.01)
         return result
+
+
+class Masked(gym.Env[Any, Any]):
+    """Only one action is allowed, another one each step; said in the way of choice."""
+
+    def __init__(self, way: str) -> None:
+        self.way = way
+        self.action_space = gym.spaces.Discrete(4)
+        box = gym.spaces.Box(0, 100, (1,), np.float32)
+        mask = gym.spaces.MultiBinary(4)
+        self.observation_space = box if way == "info" else gym.spaces.Dict(x=box, action_mask=mask)
+
+    def _now(self) -> tuple[Any, dict[str, Any]]:
+        mask = np.zeros(4, np.int8)
+        mask[self.t % 4] = 1
+        x = np.full(1, self.t, np.float32)
+        return (
+            (x, {"action_mask": mask})
+            if self.way == "info"
+            else ({"x": x, "action_mask": mask}, {})
+        )
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.t = seed or 0
+        return self._now()
+
+    def step(self, action: Any) -> Any:
+        assert action == self.t % 4, "a forbidden action"
+        self.t += 1
+        obs, info = self._now()
+        return obs, 1.0, False, self.t % 7 == 0, info
+
+
+class Slow(gym.Env[Any, Any]):
+    """CartPole's spaces; every step takes some milliseconds."""
+
+    observation_space = spaces.Box(-1, 1, (4,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        time.sleep(0.004)
+        return self.observation_space.sample(), 1.0, False, False, {}

@@ -221,12 +221,19 @@ class Random(Policy):
     def __init__(self, action_space: gym.Space[Any], seed: int | None = None) -> None:
         super().__init__()
         self.action_space = action_space
-        self.action_space.seed(seed)
+        self._seed = seed
+        self._begun = False
 
     def act(self, obs: Any, context: Context) -> Decision:
         if context.mask is not None:
             allowed = context.mask.to(torch.float32)
             return Decision(allowed.multinomial(1).squeeze(-1))
+        if not self._begun:
+            # Every shard has a copy; with the space's own seed all copies would draw the same.
+            first = int(context.envs[0])
+            drawn = int(torch.randint(2**31, ())) if self._seed is None else self._seed + first
+            self.action_space.seed(drawn)
+            self._begun = True
         draws = [self.action_space.sample() for _ in range(len(context.envs))]
         return Decision(torch.as_tensor(np.stack(draws)))
 

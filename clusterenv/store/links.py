@@ -6,10 +6,12 @@ import numpy as np
 import numpy.typing as npt
 
 from clusterenv.batch import Batch
+from clusterenv.errors import ConfigError
 
 __all__ = ["Links"]
 
 Ints = npt.NDArray[np.int64]
+_ENVS = 1 << 24  # more than there will be; a wrong number must not take all memory
 
 
 class Links:
@@ -36,6 +38,11 @@ class Links:
         heads = _places(batch, slice(width))
         ends = _places(batch, slice(batch.num_rows - width, None))
         rows = np.arange(end - width, end)
+        if not 0 <= int(env.min()) <= int(env.max()) < _ENVS:
+            raise ConfigError(
+                f"the column 'env' goes from {env.min()} to {env.max()}; it numbers all "
+                "environments, from 0"
+            )
         self._grow(int(env.max()) + 1)
         neighbours = (env[1:] == env[:-1] + 1).all()
         at: slice | Ints = slice(int(env[0]), int(env[0]) + width) if neighbours else env

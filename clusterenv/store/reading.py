@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import zlib
 from collections.abc import Iterator
@@ -62,7 +63,8 @@ def read_state(directory: Path, manifest: Manifest) -> dict[str, npt.NDArray[Any
             f"{directory / manifest.state.file} {fault}; all {manifest.rows:,} rows are readable, "
             f"without their priorities: ReplayStore.load({str(directory)!r}, skip_damaged=True)"
         )
-    with pa.memory_map(str(directory / manifest.state.file)) as source:
+    path = directory / manifest.state.file
+    with _forged(path), pa.memory_map(str(path)) as source:
         arrays = pa.ipc.open_file(source).get_batch(0)
         arrays.validate(full=True)
         return {
@@ -78,15 +80,21 @@ def without_damaged(directory: Path, manifest: Manifest) -> Manifest:
 
 
 def _batches(path: Path, segment: Segment, stack: Stack | None) -> Iterator[Batch]:
-    with pa.memory_map(str(path)) as source:
+    with _forged(path), pa.memory_map(str(path)) as source:
+        reader = pa.ipc.open_file(source)
         for index, (_, num_envs, version) in enumerate(segment.blocks):
-            try:
-                rows = pa.ipc.open_file(source).get_batch(index)
-                rows.validate(full=True)  # checksums do not keep a stranger from lying
-                batch = from_segment(rows, num_envs, version, stack)
-            except (pa.ArrowException, ValueError, KeyError, TypeError, IndexError) as error:
-                raise StoreDamaged(f"{path} does not hold the rows of a store: {error}") from error
-            yield batch
+            rows = reader.get_batch(index)
+            rows.validate(full=True)
+            yield from_segment(rows, num_envs, version, stack)
+
+
+@contextlib.contextmanager
+def _forged(path: Path) -> Iterator[None]:
+    """Raise if a file is not what it claims: checksums do not keep a stranger from lying."""
+    try:
+        yield
+    except (pa.ArrowException, ArithmeticError, LookupError, OSError, TypeError, ValueError) as e:
+        raise StoreDamaged(f"{path} was not written by a store: {e}") from e
 
 
 def _fault(directory: Path, segment: Segment) -> str | None:

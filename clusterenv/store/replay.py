@@ -296,8 +296,11 @@ class ReplayStore:
                         f"{self._sampled:,} sampled, with {self.ratio}; add a batch before "
                         "sampling more, or let store.feed(collector, n) do it"
                     )
-            self._nothing_to_draw = True
-            rows, weights = self.sampler.draw(n, self._rng)
+            try:
+                rows, weights = self.sampler.draw(n, self._rng)
+            except EmptyStore:
+                self._nothing_to_draw = True
+                raise
             self._nothing_to_draw = False
             found: dict[str, Any] = self.sampler.gather(rows, also)
             self._sampled += len(rows)
@@ -325,6 +328,8 @@ class ReplayStore:
             )
         with self._lock:
             self._check_open()
+            if self._ring is None:
+                raise EmptyStore("the store holds no rows; add a batch first: store.add(batch)")
             if not np.issubdtype(rows.dtype, np.integer) or (
                 len(rows) and not (rows.min() >= 0 and rows.max() < self._added)
             ):
@@ -406,12 +411,16 @@ class ReplayStore:
                 raise ConfigError("this store keeps no journal: ReplayStore(..., journal='replay')")
             note = note or dict(self.note)
             as_json(note, "a note")
-            self.note = note
+            before, self.note = self.note, note
             lacks, self._journal_lacks_rows = self._journal_lacks_rows, True
-            if lacks:  # it could not be written meanwhile
-                self._write_all(self._journal)
-            else:
-                self._write(self._journal, keep=len(self))
+            try:
+                if lacks:  # it could not be written meanwhile
+                    self._write_all(self._journal)
+                else:
+                    self._write(self._journal, keep=len(self))
+            except BaseException:
+                self.note = before
+                raise
             self._journal_lacks_rows = False
 
     def save(self, directory: str | Path) -> None:
@@ -470,14 +479,13 @@ class ReplayStore:
         if sampler is None and kept:
             sampler = from_description(kept["sampler"])
         store = cls(capacity, sampler=sampler, **{"side": kept.get("side", 0.1), **options})
-        fresh = store._rng
         try:
             store._load(path, manifest, skip_damaged)
         except BaseException:
             store.close()
             raise
         if options.get("seed") is not None:
-            store._rng = fresh
+            store._rng = np.random.default_rng(options["seed"])
         return store
 
     def close(self) -> None:

@@ -43,7 +43,7 @@ def to_segment(batch: Batch, stack: Stack | None = None) -> pa.RecordBatch:
             older = stack.older(batch.flat(name)[starts])
             parts.append(to_sparse(f"older_{name}", starts, older, total))
     for name, state in batch.state.items():
-        parts.append(to_sparse(f"state.{name}", np.arange(batch.num_envs), state, total))
+        parts.append(to_sparse(f"state.{name}", np.arange(len(state)), state, total))
     fields, arrays = zip(*parts, strict=True)
     return pa.record_batch(list(arrays), schema=pa.schema(fields))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -78,32 +79,9 @@ class Specs:
         ConfigError
             If the batch has no rows.
         """
-        rows, width = batch.num_rows, batch.num_envs
-        fits = set(batch.names) == self.rows.keys() and batch.tail.keys() == set(self.obs)
-        fits = fits and batch.state.keys() == self.state.keys()
-        fits = fits and all(spec.is_of(batch.flat(name)) for name, spec in self.rows.items())
-        fits = fits and all(self.rows[name].is_of(tail) for name, tail in batch.tail.items())
-        fits = fits and all(self.state[name].is_of(part) for name, part in batch.state.items())
-        if not fits:
-            raise SchemaMismatch(_difference(self, batch))
-        if not rows or rows % width:
-            raise ConfigError(
-                f"a batch of {rows} rows of {width} environments: there are no rows, or not as "
-                "many of each; a store takes the batches of a Collector"
-            )
-        lengths = [(f"column {name!r}", len(batch.flat(name)), rows) for name in self.rows]
-        lengths += [
-            (f"next {name!r}", len(tail), len(batch.tail_rows)) for name, tail in batch.tail.items()
-        ]
-        for part, found, wanted in lengths:
-            if found != wanted:
-                raise SchemaMismatch(f"{part} of a batch has {found} rows for {wanted} rows")
-        for name, state in batch.state.items():
-            # A block whose first time row has left knows no state.
-            if len(state) not in (width, 0):
-                raise SchemaMismatch(
-                    f"state {name!r} of a batch has {len(state)} rows for {width} environments"
-                )
+        if not self._fits(batch):
+            raise self._fault(batch)
+        width = batch.num_envs
         ends = batch.flat("terminated") | batch.flat("truncated")
         ends[-width:] = True
         ends[batch.tail_rows] = False
@@ -114,6 +92,57 @@ class Specs:
                 f"shard {batch.shard} ends: tail_rows must name the row, and tail hold the "
                 "observation"
             )
+
+    @functools.cached_property
+    def _wanted(self) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
+        return [(name, spec.dtype, spec.shape) for name, spec in self.rows.items()]
+
+    def _fits(self, batch: Batch) -> bool:
+        rows, width, tails = batch.num_rows, batch.num_envs, len(batch.tail_rows)
+        if not rows or rows % width or len(batch.names) != len(self.rows):
+            return False
+        try:
+            for name, dtype, shape in self._wanted:
+                column = batch.flat(name)
+                if column.dtype != dtype or column.shape != (rows, *shape):
+                    return False
+        except KeyError:
+            return False
+        if batch.tail.keys() != set(self.obs) or batch.state.keys() != self.state.keys():
+            return False
+        # A block whose first time row has left knows no state: it has none of its rows.
+        return all(
+            self.rows[name].is_of(tail) and len(tail) == tails for name, tail in batch.tail.items()
+        ) and all(
+            self.state[name].is_of(part) and len(part) in (width, 0)
+            for name, part in batch.state.items()
+        )
+
+    def _fault(self, batch: Batch) -> SchemaMismatch | ConfigError:
+        """Say what does not fit."""
+        rows, width, ends = batch.num_rows, batch.num_envs, len(batch.tail_rows)
+        wanted = _table(self.rows, {name: self.rows[name] for name in self.obs}, self.state)
+        got = specs_of(batch)
+        found = _table(
+            got.rows, {name: Spec.of(tail) for name, tail in batch.tail.items()}, got.state
+        )
+        for part in [*wanted, *found]:
+            if wanted.get(part, "none") != found.get(part, "none"):
+                return SchemaMismatch(
+                    f"the batch of shard {batch.shard} does not fit this store: {part} expected "
+                    f"{wanted.get(part, 'none')}, got {found.get(part, 'none')}; a store takes the "
+                    "batches of one environment and one kind of policy"
+                )
+        lengths = [(f"column {name!r}", len(batch.flat(name)), rows, "rows") for name in self.rows]
+        lengths += [(f"next {k!r}", len(tail), ends, "tail_rows") for k, tail in batch.tail.items()]
+        lengths += [(f"state {k!r}", len(h), width, "environments") for k, h in batch.state.items()]
+        for part, has, of, what in lengths:
+            if has != of:
+                return SchemaMismatch(f"{part} of a batch has {has} rows for {of} {what}")
+        return ConfigError(
+            f"a batch of {rows} rows of {width} environments: there are no rows, or not as many of "
+            "each; a store takes the batches of a Collector"
+        )
 
 
 def specs_of(batch: Batch) -> Specs:
@@ -137,30 +166,10 @@ def specs_of_schema(schema: pa.Schema) -> Specs:
     return Specs(rows, tuple(name for name in rows if name.split(".")[0] == "obs"), {})
 
 
-def _difference(expected: Specs, batch: Batch) -> str:
-    def table(
-        rows: Mapping[str, Spec], tail: Mapping[str, Spec], state: Mapping[str, Spec]
-    ) -> dict[str, str]:
-        parts = {"column": rows, "next": tail, "state": state}
-        return {
-            f"{kind} {name!r}": str(spec)
-            for kind, part in parts.items()
-            for name, spec in part.items()
-        }
-
-    wanted = table(
-        expected.rows, {name: expected.rows[name] for name in expected.obs}, expected.state
-    )
-    found = table(
-        {name: Spec.of(batch.flat(name)) for name in batch.names},
-        {name: Spec.of(tail) for name, tail in batch.tail.items()},
-        {name: Spec.of(part) for name, part in batch.state.items()},
-    )
-    part = next(
-        part for part in [*wanted, *found] if wanted.get(part, "none") != found.get(part, "none")
-    )
-    return (
-        f"the batch of shard {batch.shard} does not fit this store: {part} expected "
-        f"{wanted.get(part, 'none')}, got {found.get(part, 'none')}; a store takes the batches of "
-        "one environment and one kind of policy"
-    )
+def _table(
+    rows: Mapping[str, Spec], tail: Mapping[str, Spec], state: Mapping[str, Spec]
+) -> dict[str, str]:
+    parts = {"column": rows, "next": tail, "state": state}
+    return {
+        f"{kind} {name!r}": str(spec) for kind, part in parts.items() for name, spec in part.items()
+    }

@@ -58,15 +58,19 @@ class Probe:
         obs: Sequence[Column],
         envs: npt.NDArray[Any],
         mask: Column | None = None,
-        take: int = 32,
+        take: int | None = None,
     ) -> None:
-        """Sample some rows of a batch; columns are flat, a row per observation."""
+        """Sample some rows of a batch; columns are flat, a row per observation.
+
+        By default a quarter of the probe is replaced.
+        """
+        take = self.size // 4 if take is None else take
         rows = self._rng.integers(0, len(envs), min(take, len(envs), self.size))
         at = (self._next + np.arange(len(rows))) % self.size
         if self._columns is None:
             self._columns = [np.zeros((self.size, *c.shape[1:]), c.dtype) for c in obs]
-            if mask is not None:
-                self._masks = np.zeros((self.size, *mask.shape[1:]), mask.dtype)
+        if self._masks is None and mask is not None:
+            self._masks = np.ones((self.size, *mask.shape[1:]), mask.dtype)
         for column, given in zip(self._columns, obs, strict=True):
             column[at] = given[rows]
         if self._masks is not None and mask is not None:

@@ -112,12 +112,11 @@ class Publisher:
             return
         columns, envs, mask = self.probe.observations()
         self._observations = self._layout.nest([torch.from_numpy(column) for column in columns])
-        self._context = Context(
-            torch.from_numpy(envs),
-            scalars,
-            self._scratch.initial_state(len(envs)),
-            None if mask is None else torch.from_numpy(mask),
-        )
+        allowed = None if mask is None else torch.from_numpy(mask)
+        if allowed is None and isinstance(self._observations, dict):
+            allowed = self._observations.get("action_mask")
+        state = self._scratch.initial_state(len(envs))
+        self._context = Context(torch.from_numpy(envs), scalars, state, allowed)
         self._probed, self._scalars = self.probe.added, dict(scalars)
         self._evaluated = {}
 

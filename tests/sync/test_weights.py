@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from clusterenv.errors import ConfigError
-from clusterenv.sync.weights import Weights, load, manifest_of, pack
+from clusterenv.sync.weights import Weights, lend, load, manifest_of, pack
 
 
 def module(width: int = 3) -> nn.Module:
@@ -33,10 +33,10 @@ def test_equal_weights_have_equal_digests() -> None:
     net = module()
     manifest = manifest_of(net)
     first = pack(net, manifest, 1)
-    assert pack(net, manifest, 2).digest() == first.digest()
+    assert pack(net, manifest, 2).digest == first.digest
     with torch.no_grad():
         net[0].weight[0, 0] += 1e-6  # type: ignore[index,operator]
-    assert pack(net, manifest, 3).digest() != first.digest()
+    assert pack(net, manifest, 3).digest != first.digest
 
 
 def test_a_module_that_does_not_match_is_named_by_its_first_difference() -> None:
@@ -51,7 +51,7 @@ def test_a_damaged_buffer_has_another_digest() -> None:
     weights = pack(module(), manifest_of(module()), 1)
     damaged = weights.buffer.copy()
     damaged[0] ^= 1
-    assert Weights(1, damaged).digest() != weights.digest()
+    assert Weights(1, damaged).digest != weights.digest
 
 
 def test_a_policy_without_weights_has_an_empty_buffer() -> None:
@@ -61,3 +61,18 @@ def test_a_policy_without_weights_has_an_empty_buffer() -> None:
     assert weights.buffer.shape == (0,)
     load(net, manifest, weights)
     assert weights.buffer.dtype == np.uint8
+
+
+def test_lent_tensors_are_views_of_the_buffer() -> None:
+    """An LSTM keeps a list of its tensors of its own, which has to follow."""
+    torch.manual_seed(0)
+    ours, theirs = nn.LSTM(3, 4), nn.LSTM(3, 4)
+    manifest = manifest_of(ours)
+    weights = pack(ours, manifest, 1)
+    lend(theirs, manifest, weights)
+    start = weights.buffer.ctypes.data
+    for parameter in theirs.parameters():
+        assert start <= parameter.data_ptr() < start + weights.buffer.nbytes
+    obs = torch.randn(5, 2, 3)
+    with torch.no_grad():
+        assert torch.equal(ours(obs)[0], theirs(obs)[0])

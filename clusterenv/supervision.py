@@ -1,0 +1,135 @@
+"""What happens to shards when workers come and go: decisions only, no cluster in sight."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from clusterenv.errors import ConfigError
+
+__all__ = ["Restarts", "choose_worker", "env_seeds", "moves"]
+
+
+@dataclass(frozen=True)
+class Restarts:
+    """How often a lost shard is placed again, and how soon.
+
+    Parameters
+    ----------
+    count
+        Restarts of one shard within ``seconds``; one loss more ends the run.
+    seconds
+        The time that they are counted over.
+    backoff
+        Wait before the second restart within that time; it doubles with each further one.
+    backoff_max
+        The longest wait.
+
+    Examples
+    --------
+    >>> rule = Restarts(count=3, seconds=60, backoff=1)
+    >>> [rule.wait(losses=[0, 1, 2][:n], now=2) for n in (1, 2, 3)]
+    [0.0, 1.0, 2.0]
+    >>> rule.wait(losses=[0, 1, 2, 3], now=3) is None
+    True
+    """
+
+    count: int = 5
+    seconds: float = 600.0
+    backoff: float = 1.0
+    backoff_max: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.count < 0:
+            raise ConfigError(f"count={self.count} restarts: 0 for none, Restarts(5)")
+        if not self.seconds > 0 or self.backoff < 0 or self.backoff_max < self.backoff:
+            raise ConfigError(
+                f"seconds={self.seconds}, backoff={self.backoff}, backoff_max={self.backoff_max}: "
+                "Restarts(5, seconds=600, backoff=1, backoff_max=60)"
+            )
+
+    def wait(self, losses: Sequence[float], now: float) -> float | None:
+        """Return the seconds until a shard is placed again, or ``None`` to give up.
+
+        Parameters
+        ----------
+        losses
+            When the shard was lost, the last time included.
+        now
+            By the same clock.
+        """
+        recent = sum(now - lost <= self.seconds for lost in losses)
+        if recent > self.count:
+            return None
+        return 0.0 if recent < 2 else float(min(self.backoff_max, self.backoff * 2 ** (recent - 2)))
+
+
+def choose_worker(load: Mapping[str, int], avoid: Collection[str] = ()) -> str | None:
+    """Return the least loaded worker; one to avoid only if there is no other.
+
+    Examples
+    --------
+    >>> choose_worker({"a": 0, "b": 1}, avoid={"a"})
+    'b'
+    >>> choose_worker({"a": 0}, avoid={"a"}), choose_worker({})
+    ('a', None)
+    """
+    return min(load, key=lambda worker: (worker in avoid, load[worker], worker), default=None)
+
+
+def moves(placed: Mapping[int, str], workers: Collection[str]) -> dict[int, str]:
+    """Return which shards move to which workers, so that no worker has two while one has none.
+
+    Parameters
+    ----------
+    placed
+        The worker of each shard.
+    workers
+        All that are there.
+
+    Examples
+    --------
+    >>> moves({0: "a", 1: "a", 2: "a", 3: "b"}, ["a", "b", "c", "d"])
+    {2: 'c', 1: 'd'}
+    >>> moves({0: "a", 1: "b"}, ["a", "b", "c"])
+    {}
+    """
+    load = dict.fromkeys(sorted(workers), 0)
+    for worker in placed.values():
+        if worker in load:
+            load[worker] += 1
+    chosen: dict[int, str] = {}
+    for shard in sorted(placed, reverse=True):
+        free = min(load, key=lambda worker: (load[worker], worker), default=None)
+        here = placed[shard]
+        if free is None or here not in load or load[free] > 0 or load[here] < 2:
+            continue
+        chosen[shard] = free
+        load[here] -= 1
+        load[free] += 1
+    return chosen
+
+
+def env_seeds(seed: int | None, incarnation: int, first: int, count: int) -> list[int | None]:
+    """Return the seeds of a shard's environments, which no other incarnation has.
+
+    Environment ``i`` begins with ``seed + i``; after a restart its seed is drawn from the
+    seed, the incarnation and ``i``, so that no stream is ever repeated.
+
+    Examples
+    --------
+    >>> env_seeds(7, 0, 2, 3)
+    [9, 10, 11]
+    >>> env_seeds(7, 1, 2, 3) == env_seeds(7, 1, 0, 5)[2:]
+    True
+    """
+    if seed is None:
+        return [None] * count
+    if incarnation == 0:
+        return [seed + first + i for i in range(count)]
+    return [
+        int(np.random.SeedSequence([seed, incarnation, env]).generate_state(1)[0] >> 1)
+        for env in range(first, first + count)
+    ]

@@ -1,0 +1,108 @@
+"""A fragment on its way: what its frame says of it, the arrays of its body, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from clusterenv.channel import Array, Channel, Header
+from clusterenv.fragment import Fragment
+from clusterenv.schema import Column
+
+__all__ = ["ColumnSpec", "FragmentMeta", "Parts", "body_of", "parts_of", "receive"]
+
+
+class ColumnSpec(NamedTuple):
+    """One array of a fragment."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    rows: int
+    """Rows that travel: all, or as many as repeat themselves until the end."""
+
+
+class Parts(NamedTuple):
+    """The arrays of a fragment."""
+
+    columns: list[ColumnSpec]
+    tail: list[ColumnSpec]
+    """The first are the rows that have a tail."""
+    state: list[ColumnSpec]
+
+
+class FragmentMeta(NamedTuple):
+    """Blob of a ``FRAGMENT`` frame."""
+
+    version: int
+    """Of the first time row, where tracks differ the oldest: no row's is older."""
+    newest: int
+    """The newest version the shard had heard of when the fragment began."""
+    divergence: float | None
+    parts: Parts
+    returns: list[float]
+    lengths: list[int]
+    dropped: int
+    checks: int
+    pulls: int
+
+
+def parts_of(fragment: Fragment) -> Parts:
+    """Describe the arrays of a fragment."""
+    n = fragment.num_envs
+    columns = [_spec(name, column) for name, column in fragment.columns.items()]
+    # What is the same in every time row, or in all rows, travels once.
+    period = {"env": n}
+    version = fragment.columns["version"]
+    if version.min() == version.max():
+        period["version"] = 1
+    columns = [spec._replace(rows=period.get(spec.name, spec.rows)) for spec in columns]
+    tail = [_spec("", fragment.tail_rows), *(_spec(*item) for item in fragment.tail.items())]
+    return Parts(columns, tail, [_spec(*item) for item in fragment.state.items()])
+
+
+def body_of(fragment: Fragment, parts: Parts) -> list[Array]:
+    """Return what travels, in the order in which it does."""
+    arrays = [
+        *fragment.columns.values(),
+        fragment.tail_rows,
+        *fragment.tail.values(),
+        *fragment.state.values(),
+    ]
+    specs = _all(parts)
+    return [np.ascontiguousarray(arrays[k][: specs[k].rows]) for k in _order(specs)]
+
+
+def receive(channel: Channel, header: Header, parts: Parts) -> list[dict[str, Column]]:
+    """Read a body into one piece of memory, and return columns, tail and state as views of it."""
+    specs = _all(parts)
+    buffer = np.empty(header.body, np.uint8)
+    channel.recv_body(header, [buffer])
+    arrays: dict[int, Column] = {}
+    begin = 0
+    for k in _order(specs):
+        spec = specs[k]
+        dtype, shape = np.dtype(spec.dtype), (spec.rows, *spec.shape[1:])
+        end = begin + dtype.itemsize * int(np.prod(shape))
+        array = buffer[begin:end].view(dtype).reshape(shape)
+        if spec.rows < spec.shape[0]:
+            array = np.tile(array, (spec.shape[0] // spec.rows, *(1 for _ in shape[1:])))
+        arrays[k] = array
+        begin = end
+    named = ((spec.name, arrays[k]) for k, spec in enumerate(specs))
+    return [dict(next(named) for _ in part) for part in parts]
+
+
+def _all(parts: Parts) -> list[ColumnSpec]:
+    return [ColumnSpec(*spec) for part in parts for spec in part]
+
+
+def _order(specs: Sequence[ColumnSpec]) -> list[int]:
+    """Wide items first, so that all lie aligned in one piece of memory."""
+    return sorted(range(len(specs)), key=lambda k: -np.dtype(specs[k].dtype).itemsize)
+
+
+def _spec(name: str, array: Column) -> ColumnSpec:
+    return ColumnSpec(name, array.dtype.str, array.shape, len(array))

@@ -1,0 +1,173 @@
+"""Ape-X: many explorers, each with its own epsilon, and DQN's learner (Horgan et al., 2018).
+
+``python -m pipelines.apex --env CartPole-v1 --stop-at 475``
+
+Environment ``i`` of ``N`` explores with ``epsilon_i = 0.4^(1 + 7 i / (N - 1))``. The workers
+compute the first priority of every row, so that the learner need not see a row to know whether
+it is worth learning from. A run is judged by the quarter of the environments that explores
+least: the others act at random too often to say how good the network is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from clusterenv.fragment import Fragment
+from clusterenv.policies import Context, Decision, EpsilonGreedy
+from clusterenv.schema import Column
+from pipelines import dqn
+from pipelines.dqn import Arrangement, Result
+from pipelines.learner_args import LearnerArgs, refused
+
+__all__ = ["APEX", "Args", "Explorers", "ladder", "preset", "td_errors", "train"]
+
+
+@dataclass(frozen=True)
+class Args(LearnerArgs):
+    """Everything that can be chosen; :func:`preset` has what suits an environment."""
+
+    num_envs: int = 16  # environments, all shards together
+    n_step: int = 3  # steps of a return before it is bootstrapped
+    prioritized: bool = True  # sample in proportion to the errors
+    ladder_base: float = 0.4  # epsilon of the first environment
+    ladder_power: float = 7.0  # the last explores with base to the power of 1 + this
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.ladder_base < 1:
+            raise refused("ladder_base", self.ladder_base, "between 0 and 1", 0.4)
+        if self.ladder_power < 0:
+            raise refused("ladder_power", self.ladder_power, "0 or more", 7)
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "CartPole-v1": {"lr": 2e-3, "anneal": True, "tau": 0.02},
+}
+
+
+def preset(env: str, **changes: Any) -> Args:
+    """Return arguments that suit an environment, with ``changes``."""
+    return Args(**{"env": env, **PRESETS.get(env, {}), **changes})
+
+
+def ladder(num_envs: int, base: float = 0.4, power: float = 7.0) -> list[float]:
+    """Return the epsilon of every environment.
+
+    Examples
+    --------
+    >>> [round(epsilon, 4) for epsilon in ladder(3)]
+    [0.4, 0.0162, 0.0007]
+    """
+    return [base ** (1 + power * i / max(1, num_envs - 1)) for i in range(num_envs)]
+
+
+class Explorers(EpsilonGreedy):
+    """Epsilon-greedy by a ladder, with the error of every row as its column ``priority``.
+
+    Parameters
+    ----------
+    q_module
+        Maps observations to action values.
+    epsilon
+        Of each environment.
+    n_step, gamma
+        As the learner's sampler has them.
+    temperature
+        As for :class:`clusterenv.policies.EpsilonGreedy`.
+    """
+
+    def __init__(
+        self,
+        q_module: nn.Module,
+        epsilon: list[float],
+        n_step: int,
+        gamma: float,
+        temperature: float = 1.0,
+    ) -> None:
+        super().__init__(q_module, epsilon, temperature)
+        self.n_step = n_step
+        self.gamma = gamma
+
+    def decide(self, values: Tensor, context: Context) -> Decision:
+        decision = super().decide(values, context)
+        taken = values.gather(-1, decision.action.unsqueeze(-1)).squeeze(-1)
+        return decision._replace(extras={**decision.extras, "q_taken": taken})
+
+    def annotate(self, fragment: Fragment) -> Mapping[str, Column]:
+        best = fragment.columns["q"]
+        following = np.empty_like(best)
+        following[: -fragment.num_envs] = best[fragment.num_envs :]
+        tail: Tensor = self.module(torch.from_numpy(fragment.tail["obs"]))
+        following[fragment.tail_rows] = tail.max(-1).values.numpy()
+        errors = td_errors(fragment, following, self.n_step, self.gamma)
+        return {"priority": np.abs(errors).astype(np.float32)}
+
+
+def td_errors(
+    fragment: Fragment, following: npt.NDArray[Any], n_step: int, gamma: float
+) -> npt.NDArray[np.float64]:
+    """Return the error of every row's ``q_taken``, by returns of up to ``n_step`` steps.
+
+    Parameters
+    ----------
+    fragment
+        Rows with ``q_taken``. A return ends with the episode, and with the fragment.
+    following
+        Value of each row's next observation.
+    n_step, gamma
+        Steps of a return, and discount per step.
+    """
+    columns = fragment.columns
+    reward = columns["reward"].astype(np.float64)
+    ends = np.zeros(len(reward), np.bool_)
+    ends[fragment.tail_rows] = True
+    total, discount = reward.copy(), np.full(len(reward), gamma)
+    last = np.arange(len(reward))  # the row that each return has come to
+    for _ in range(n_step - 1):
+        going = np.flatnonzero(~ends[last])
+        last[going] += fragment.num_envs
+        total[going] += discount[going] * reward[last[going]]
+        discount[going] *= gamma
+    target = total + discount * ~columns["terminated"][last] * following[last]
+    errors: npt.NDArray[np.float64] = target - columns["q_taken"]
+    return errors
+
+
+def explorers(q: nn.Module, args: Args) -> Explorers:
+    """Return the policy of all environments together."""
+    epsilon = ladder(args.num_envs, args.ladder_base, args.ladder_power)
+    return Explorers(q, epsilon, args.n_step, args.gamma, args.temperature)
+
+
+def least_exploring(num_envs: int) -> range:
+    """Return the quarter of the environments with the smallest epsilon."""
+    return range(num_envs - max(1, num_envs // 4), num_envs)
+
+
+def no_scalars(_args: Args, _steps: int) -> dict[str, float]:
+    """Announce nothing: each environment keeps its epsilon."""
+    return {}
+
+
+APEX = Arrangement("apex", explorers, no_scalars, least_exploring)
+
+
+def train(args: Args) -> Result:
+    """Train as :func:`pipelines.dqn.train` does, from these explorers."""
+    return dqn.train(args, APEX)
+
+
+def main() -> None:
+    """Read the command line and train."""
+    dqn.command(Args, PRESETS, APEX, __doc__)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,310 @@
+"""Collection with no learner, to a dataset on disk.
+
+``python -m pipelines.collect --env CartPole-v1 --policy random --rows 10_000_000 --out runs/x``
+
+The dataset opens with ``clusterenv.open_dataset("runs/x")``. Stopped or killed, the same command
+goes on until all rows are there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+import tyro
+
+import clusterenv
+from clusterenv import Batch
+from clusterenv.errors import ClusterEnvError, ConfigError
+from clusterenv.policies import EpsilonGreedy, Policy, Random
+from clusterenv.store import Journal, Stack
+from pipelines.agents import PPOAgent
+from pipelines.episodes import Episodes, Intake, mean
+from pipelines.q_networks import QNetwork, stack_of
+from pipelines.run import Interrupt
+from pipelines.sessions import arguments, check_arguments, note_of
+from pipelines.spaces import spaces_of
+
+__all__ = ["Args", "Result", "collect", "cut", "load_policy"]
+
+SECONDS_BETWEEN_LINES = 5.0
+FREE = ("rows", "shards", "cluster", "commit_seconds", "quiet", "out")
+
+
+@dataclass(frozen=True)
+class Args:
+    """What to collect, and where."""
+
+    env: str  # id of a Gymnasium environment
+    out: Path  # directory of the dataset; one that is not complete goes on
+    rows: int = 1_000_000  # rows of the whole dataset
+    policy: str = "random"  # random, or a checkpoint or run directory of dqn, apex or ppo
+    epsilon: float = 0.05  # of a dqn or apex checkpoint: probability of a random action
+    num_envs: int = 16  # environments, all shards together
+    horizon: int = 128  # steps of each environment in a batch
+    shards: int | None = None  # worker processes; one per core if not given
+    cluster: str | None = None  # scheduler address, file or jobqueue name; else this machine
+    engine: str = "auto"  # what steps the environments on the workers
+    seed: int = 1  # environment i gets seed + i
+    commit_seconds: float = 30.0  # a kill costs no more than what was collected in this time
+    quiet: bool = False  # print nothing
+
+    def __post_init__(self) -> None:
+        for name, example in (("rows", 1_000_000), ("num_envs", 16), ("horizon", 128)):
+            if getattr(self, name) < 1:
+                flag = f"--{name.replace('_', '-')}"
+                raise ConfigError(
+                    f"{flag} must be at least 1, got {getattr(self, name)}: {flag} {example}"
+                )
+        if not 0 <= self.epsilon <= 1:
+            raise ConfigError(f"--epsilon must be from 0 to 1, got {self.epsilon}: --epsilon 0.05")
+        if not self.commit_seconds > 0:
+            raise ConfigError(
+                f"--commit-seconds must be above 0, got {self.commit_seconds}: --commit-seconds 30"
+            )
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a collection ended."""
+
+    rows: int
+    """In the dataset."""
+    collected: int
+    """By this session."""
+    seconds: float
+    mean_return: float
+    """Of this session's last 100 episodes; NaN if none ended."""
+    out: Path
+
+
+def collect(args: Args) -> Result:
+    """Collect until the dataset has all rows.
+
+    Raises
+    ------
+    ConfigError
+        If the policy does not fit the environment, or the directory is of another dataset.
+    """
+    observations, actions = spaces_of(args.env, args.engine)
+    policy = load_policy(args.policy, observations, actions, args.epsilon)
+    note = note_of(args.out)
+    if note is not None:
+        if "dataset" not in note:
+            raise ConfigError(
+                f"{args.out} is a learner's journal; write elsewhere: --out {args.out}-2"
+            )
+        check_arguments(args.out, note["dataset"], args, FREE)
+    frames = stack_of(observations)
+    journal = Journal(args.out, stack=None if frames is None else Stack(frames))
+    with contextlib.closing(journal):
+        return _collect(args, policy, journal)
+
+
+def _collect(args: Args, policy: Policy, journal: Journal) -> Result:
+    before = rows = journal.manifest.end
+    line = Line(args.rows, before, args.quiet)
+    episodes = Episodes(args.num_envs)
+    if rows >= args.rows:
+        line.say(f"{args.out} has {rows:,} rows already; nothing to collect")
+        return Result(rows, 0, 0.0, math.nan, args.out)
+    if rows:
+        line.say(f"going on with {args.out} from {rows:,} rows")
+    interrupt = Interrupt("committing and stopping; Ctrl-C again stops at once", args.quiet)
+    began = committed = time.monotonic()
+    first = int(journal.manifest.note.get("incarnations", 0))
+    incarnations = first
+
+    def commit() -> None:
+        journal.commit(note={"dataset": arguments(args), "incarnations": incarnations})
+
+    try:
+        with (
+            interrupt,
+            clusterenv.Collector(
+                args.env,
+                policy,
+                num_envs=args.num_envs,
+                horizon=args.horizon,
+                shards=args.shards,
+                cluster=args.cluster,
+                engine=args.engine,
+                sync=clusterenv.Never(),
+                seed=args.seed + rows,  # a session that goes on begins new episodes
+            ) as collector,
+        ):
+            began = time.monotonic()
+            intake = Intake(collector, episodes, interrupt, incarnation=first)
+            for batch in intake:
+                for part in cut(batch, args.rows - rows):
+                    journal.append(part)
+                    rows += part.num_rows
+                incarnations = intake.incarnations
+                line.show(rows, time.monotonic() - began, mean(episodes.returns))
+                if rows == args.rows:
+                    break
+                if time.monotonic() - committed >= args.commit_seconds:
+                    commit()
+                    committed = time.monotonic()
+    except ClusterEnvError:
+        # In a terminal, Ctrl-C also reaches the workers of a local cluster.
+        if not interrupt.wanted:
+            raise
+    commit()
+    seconds = time.monotonic() - began
+    line.show(rows, seconds, mean(episodes.returns), last=True)
+    line.say(f"dataset: {args.out}; open it with clusterenv.open_dataset({str(args.out)!r})")
+    return Result(rows, rows - before, seconds, mean(episodes.returns), args.out)
+
+
+def cut(batch: Batch, rows: int) -> Iterator[Batch]:
+    """Yield the first ``rows`` rows of a batch, as one or two batches; all, if it has fewer.
+
+    Whole time rows come first; what is left over is a batch of one time row with fewer
+    environments.
+    """
+    times, rest = divmod(rows, batch.num_envs)
+    if times >= batch.horizon:
+        yield batch
+        return
+    if times:
+        yield _part(batch, 0, times * batch.num_envs, batch.num_envs)
+    if rest:
+        yield _part(batch, times * batch.num_envs, times * batch.num_envs + rest, rest)
+
+
+def _part(batch: Batch, start: int, end: int, num_envs: int) -> Batch:
+    """Return rows ``start`` to ``end``; their last ``num_envs`` are the last time row."""
+    at = np.full(batch.num_rows, -1)
+    at[batch.tail_rows] = np.arange(len(batch.tail_rows))
+    last = np.arange(end - num_envs, end)
+    given = batch.tail_rows[(batch.tail_rows >= start) & (batch.tail_rows < end - num_envs)]
+    tail_rows = np.concatenate([given, last])
+    tail = {}
+    for name, values in batch.tail.items():
+        # What follows a row lies on the tail, or one time row below.
+        below = batch.flat(name)[np.minimum(tail_rows + batch.num_envs, batch.num_rows - 1)]
+        known = at[tail_rows] >= 0
+        below[known] = values[at[tail_rows[known]]]
+        tail[name] = below
+    return Batch(
+        {name: batch.flat(name)[start:end] for name in batch.names},
+        num_envs,
+        tail_rows=tail_rows - start,
+        tail=tail,
+        state=batch.state if start == 0 else {name: part[:0] for name, part in batch.state.items()},
+        shard=batch.shard,
+        incarnation=batch.incarnation,
+        policy_version=batch.policy_version,
+    )
+
+
+def load_policy(
+    name: str, observations: gym.Space[Any], actions: gym.Space[Any], epsilon: float = 0.0
+) -> Policy:
+    """Return the policy of a checkpoint, or a random one.
+
+    Parameters
+    ----------
+    name
+        ``"random"``, a file ``learner-….pt`` or ``checkpoint.pt``, or a run's directory.
+    observations, actions
+        The environment's spaces.
+    epsilon
+        Probability of a random action, for policies that are otherwise greedy.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such checkpoint, or it is of another environment.
+    """
+    if name == "random":
+        return Random(actions)
+    path = _checkpoint(Path(name))
+    try:
+        saved = torch.load(path, weights_only=True)
+        if "learner" in saved:
+            network = saved["network"]
+            q = QNetwork(observations, actions, tuple(network["hidden"]), network["duelling"])
+            q.load_state_dict(saved["learner"]["q"])
+            return EpsilonGreedy(q, epsilon)
+        agent = PPOAgent(observations, actions, *_shape_of(saved["agent"]))
+        agent.load_state_dict(saved["agent"])
+    except ConfigError:
+        raise
+    except Exception as error:  # of torch.load there are many kinds
+        raise ConfigError(
+            f"--policy {path} is no checkpoint for this environment: {error}"
+        ) from error
+    return agent
+
+
+def _checkpoint(path: Path) -> Path:
+    if path.is_dir():
+        note = note_of(path / "replay")
+        path = path / (str(note["learner"]) if note else "checkpoint.pt")
+    if not path.is_file():
+        raise ConfigError(
+            f"--policy {path} does not exist; it is random, or what a learner wrote: "
+            "--policy runs/dqn-CartPole-v1-seed1"
+        )
+    return path
+
+
+def _shape_of(agent: Mapping[str, torch.Tensor]) -> tuple[tuple[int, ...], bool]:
+    """Return the hidden layers of a PPO agent, and whether it normalises observations."""
+    sizes = [len(agent[name]) for name in agent if name.startswith("actor.") and "bias" in name]
+    return tuple(sizes[:-1]), "stats.count" in agent
+
+
+class Line:
+    """The line that shows how far a collection is: in place in a terminal, else now and then."""
+
+    def __init__(self, total: int, before: int, quiet: bool) -> None:
+        self._total, self._before, self._quiet = total, before, quiet
+        self._terminal = sys.stdout.isatty()
+        self._shown = -math.inf
+
+    def show(self, rows: int, seconds: float, mean_return: float, last: bool = False) -> None:
+        """Show it, unless that was done a moment ago."""
+        now = time.monotonic()
+        pause = 0.2 if self._terminal else SECONDS_BETWEEN_LINES
+        if self._quiet or (now - self._shown < pause and not last):
+            return
+        self._shown = now
+        rate = (rows - self._before) / seconds if seconds else 0.0
+        left = f"{(self._total - rows) / rate:,.0f} s left" if rate else ""
+        text = (
+            f"{rows:>13,} rows {rows / self._total:4.0%}  {rate:>9,.0f}/s  "
+            f"return {mean_return:8.1f}  {left}"
+        )
+        if self._terminal:
+            print(f"\r\x1b[K{text}", end="\n" if last else "", flush=True)
+        else:
+            print(text, flush=True)
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+        if not self._quiet:
+            print(text, flush=True)
+
+
+def main() -> None:
+    """Read the command line and collect."""
+    try:
+        collect(tyro.cli(Args, description=__doc__))
+    except ClusterEnvError as error:
+        sys.exit(f"collect: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,463 @@
+"""Double DQN from a replay store, while collection goes on beside it.
+
+``python -m pipelines.dqn --env CartPole-v1 --stop-at 475``
+
+Killed at any moment, a run goes on when the same command is given again: rows, priorities and
+learner are committed together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+from torch import Tensor, nn
+
+import clusterenv
+from clusterenv.errors import ClusterEnvError
+from clusterenv.policies import EpsilonGreedy
+from clusterenv.store import NStep, Prioritized, Ratio, ReplayStore, Uniform
+from pipelines.episodes import Episodes, Intake, mean
+from pipelines.learner_args import FREE, LearnerArgs, refused, sync_rule
+from pipelines.q_networks import QNetwork, stack_of
+from pipelines.run import Interrupt
+from pipelines.sessions import Session
+from pipelines.spaces import spaces_of
+
+__all__ = ["Args", "Arrangement", "Learner", "Result", "preset", "targets", "train"]
+
+COLUMNS = (
+    *("steps", "seconds", "version", "mean_return", "judged_return", "episodes"),
+    *("steps_per_second", "updates", "loss", "q", "pulls", "weight_bytes", "lag_mean"),
+    "store_bytes",
+)
+
+
+@dataclass(frozen=True)
+class Args(LearnerArgs):
+    """Everything that can be chosen; :func:`preset` has what suits an environment."""
+
+    epsilon_start: float = 1.0  # probability of a random action at first
+    epsilon_end: float = 0.01  # and from --epsilon-steps on
+    epsilon_steps: int = 20_000  # steps in which it comes down, linearly
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("epsilon_start", "epsilon_end"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise refused(name, getattr(self, name), "from 0 to 1", 0.01)
+        if self.epsilon_steps < 1:
+            raise refused("epsilon_steps", self.epsilon_steps, "above 0", 20_000)
+
+
+# fmt: off
+PRESETS: dict[str, dict[str, Any]] = {
+    "CartPole-v1": {
+        "lr": 2e-3, "anneal": True, "n_step": 3, "tau": 0.02, "epsilon_steps": 10_000,
+    },
+    "LunarLander-v3": {
+        "total_steps": 1_000_000, "num_envs": 16, "lr": 1e-3, "anneal": True, "n_step": 3,
+        "rows_per_update": 16, "tau": 0.01, "capacity": 300_000, "min_rows": 5_000,
+        "epsilon_steps": 100_000,
+        "log_every": 5_000, "checkpoint_every": 50_000,
+    },
+    "Pong-v5": {
+        "engine": "envpool", "total_steps": 100_000, "lr": 1e-4, "n_step": 3, "batch": 32,
+        "rows_per_update": 4, "capacity": 100_000, "min_rows": 2_000, "hidden": (512,),
+        "epsilon_steps": 20_000, "target_every": 500, "tau": 1.0, "prioritized": True,
+        "duelling": True, "log_every": 1_000, "publish_every": 32,
+    },
+}
+# fmt: on
+
+
+def preset(env: str, **changes: Any) -> Args:
+    """Return arguments that suit an environment, with ``changes``.
+
+    Examples
+    --------
+    >>> preset("LunarLander-v3", seed=3).n_step
+    3
+    """
+    return Args(**{"env": env, **PRESETS.get(env, {}), **changes})
+
+
+# The learner
+
+
+def targets(
+    online: Callable[[Tensor], Tensor],
+    target: Callable[[Tensor], Tensor],
+    sample: Mapping[str, Tensor],
+) -> Tensor:
+    """Return what double DQN takes for the value of each row of a sample.
+
+    ``reward + discount (1 - terminated) Q_target(next_obs, argmax_a Q_online(next_obs, a))``; an
+    episode that was only truncated goes on being worth something.
+    """
+    following = sample["next_obs"]
+    best = online(following).argmax(-1, keepdim=True)
+    value = target(following).gather(-1, best).squeeze(-1)
+    return sample["reward"] + sample["discount"] * ~sample["terminated"] * value
+
+
+class Learner:
+    """A Q network, its target network and an optimizer.
+
+    Parameters
+    ----------
+    q
+        The network that learns.
+    args
+        Learning rate, target network, gradient norm.
+    """
+
+    def __init__(self, q: QNetwork, args: LearnerArgs) -> None:
+        self.q = q
+        self.target = copy.deepcopy(q).requires_grad_(False)
+        self.optimizer = torch.optim.Adam(q.parameters(), args.lr, eps=1e-5, fused=True)
+        self.updates = 0
+        self._args = args
+        self._losses: list[Tensor] = []
+
+    def update(self, sample: Mapping[str, Tensor]) -> Tensor:
+        """Learn from a sample; return the absolute error of each row."""
+        with torch.no_grad():
+            wanted = targets(self.q, self.target, sample)
+        action = sample["action"].long().unsqueeze(-1)
+        values: Tensor = self.q(sample["obs"]).gather(-1, action).squeeze(-1)
+        loss = nn.functional.smooth_l1_loss(values, wanted, reduction="none")
+        loss = (sample["weights"] * loss).mean()
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self.q.parameters(), self._args.grad_norm)
+        self.optimizer.step()
+        self.updates += 1
+        if self.updates % self._args.target_every == 0:
+            self._move_target()
+        values = values.detach()
+        self._losses.append(torch.stack([loss.detach(), values.mean()]))
+        return (wanted - values).abs()
+
+    def anneal(self, steps: int) -> None:
+        """Set the learning rate to what it is after so many steps."""
+        left = max(0.0, 1 - steps / self._args.total_steps)
+        self.optimizer.param_groups[0]["lr"] = self._args.lr * left
+
+    @torch.no_grad()
+    def _move_target(self) -> None:
+        pairs = zip(self.target.parameters(), self.q.parameters(), strict=True)
+        for ours, theirs in pairs:
+            ours.lerp_(theirs, self._args.tau)
+
+    def means(self) -> dict[str, float]:
+        """Return loss and value, the means of all updates since the last call."""
+        losses, self._losses = self._losses, []
+        values = torch.stack(losses).mean(0).tolist() if losses else [math.nan, math.nan]
+        return dict(zip(("loss", "q"), values, strict=True))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what another learner goes on from."""
+        return {
+            "q": self.q.state_dict(),
+            "target": self.target.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "updates": self.updates,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state."""
+        self.q.load_state_dict(state["q"])
+        self.target.load_state_dict(state["target"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.updates = int(state["updates"])
+
+
+# How its data is collected
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Who explores how, and by whose returns a run is judged."""
+
+    name: str
+    policy: Callable[[QNetwork, Any], EpsilonGreedy]
+    scalars: Callable[[Any, int], dict[str, float]]
+    """What is announced with a version, by arguments and steps."""
+    judged: Callable[[int], Sequence[int]]
+    """Environments, of so many, whose returns tell when the goal is reached."""
+
+
+def epsilon_greedy(q: QNetwork, args: Args) -> EpsilonGreedy:
+    """Return the policy of plain DQN: all environments explore alike."""
+    return EpsilonGreedy(q, args.epsilon_start, args.temperature)
+
+
+def epsilon_schedule(args: Args, steps: int) -> dict[str, float]:
+    """Return epsilon after so many steps: down linearly, then constant.
+
+    Examples
+    --------
+    >>> epsilon_schedule(Args(epsilon_steps=100, epsilon_end=0.5), 50)
+    {'epsilon': 0.75}
+    """
+    part = min(1.0, steps / args.epsilon_steps)
+    return {"epsilon": args.epsilon_start + part * (args.epsilon_end - args.epsilon_start)}
+
+
+DQN = Arrangement("dqn", epsilon_greedy, epsilon_schedule, range)
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended; of a resumed run, counted from its beginning."""
+
+    mean_return: float
+    """Of the last 100 episodes; NaN if none ended."""
+    judged_return: float
+    """The same of those environments that are judged; NaN if too few ended."""
+    steps: int
+    updates: int
+    version: int
+    pulls: int
+    weight_bytes: int
+    seconds: float
+    reached_at: int | None
+    """Steps after which ``stop_at`` was reached."""
+    out: Path
+
+    @property
+    def dataset(self) -> Path:
+        """What ``clusterenv.open_dataset`` opens."""
+        return self.out / "replay"
+
+
+class Training:
+    """A learner, its store and its run, from the run's last commit on.
+
+    Parameters
+    ----------
+    args
+        What the command line says.
+    arrangement
+        How the data is collected.
+    """
+
+    def __init__(self, args: LearnerArgs, arrangement: Arrangement) -> None:
+        self.args, self.arrangement = args, arrangement
+        name = f"{arrangement.name}-{args.env.replace('/', '-')}-seed{args.seed}"
+        self.session = Session(args, name, COLUMNS, FREE)
+        self.run = self.session.run
+        observations, actions = spaces_of(args.env, args.engine)
+        q = QNetwork(observations, actions, args.hidden, args.duelling)
+        self.learner = Learner(q, args)
+        self.policy = arrangement.policy(q, args)
+        self.episodes = Episodes(args.num_envs, arrangement.judged(args.num_envs))
+        self.row: dict[str, float] = dict.fromkeys(COLUMNS, 0)
+        self.row |= dict.fromkeys(("mean_return", "judged_return"), math.nan)
+        if self.session.resumes:
+            saved = self.run.load()
+            self.learner.load_state_dict(saved["learner"])
+            self.episodes.load_state_dict(saved["episodes"])
+            self.row = dict(saved["row"])
+        self.incarnations = int(self.session.note.get("incarnations", 0))
+        base = Prioritized(args.alpha, args.beta) if args.prioritized else Uniform()
+        self.sampler = NStep(args.n_step, args.gamma, base)
+        self.store = ReplayStore(
+            args.capacity,
+            sampler=self.sampler,
+            journal=self.session.journal,
+            ratio=Ratio(args.batch / args.rows_per_update, min_rows=args.min_rows),
+            stack=stack_of(observations),
+            seed=args.seed,
+        )
+
+    @property
+    def steps(self) -> int:
+        """Rows that the last row of ``progress.csv`` speaks of."""
+        return int(self.row["steps"])
+
+    @property
+    def reached(self) -> bool:
+        """Whether the goal is reached."""
+        goal = self.args.stop_at
+        return goal is not None and self.row["judged_return"] >= goal
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing left to do."""
+        return self.steps >= self.args.total_steps or self.reached
+
+    def learn(self, collector: clusterenv.Collector, interrupt: Interrupt) -> None:
+        """Learn while rows come, until all is done or somebody wants it to end."""
+        args, learner, base = self.args, self.learner, self.sampler.base
+        intake = Intake(
+            *(collector, self.episodes, interrupt),
+            rows=self.steps,
+            incarnation=self.incarnations,
+        )
+        past, began, committed = self.row, time.monotonic(), self.steps
+
+        def log() -> None:
+            self.incarnations = intake.incarnations
+            self.log(collector.stats(), past, time.monotonic() - began)
+
+        self.announce(collector, self.steps)
+        try:
+            for sample in self.store.feed(intake, args.batch, tensors=True):
+                if args.anneal:
+                    learner.anneal(intake.rows)
+                errors = learner.update(sample)
+                if isinstance(base, Prioritized):
+                    self.store.update_priorities(sample["indices"], errors)
+                    part = min(1.0, intake.rows / args.total_steps)
+                    base.beta = args.beta + (1 - args.beta) * part
+                if learner.updates % args.publish_every == 0:
+                    self.announce(collector, intake.rows)
+                if intake.rows >= args.total_steps or interrupt.wanted:
+                    break
+                if intake.rows - self.steps >= args.log_every:
+                    log()
+                    if self.reached:
+                        return
+                    if self.steps - committed >= args.checkpoint_every:
+                        self.commit()
+                        committed = self.steps
+        except ClusterEnvError:
+            # In a terminal, Ctrl-C also reaches the workers of a local cluster.
+            if not interrupt.wanted:
+                raise
+        log()
+
+    def announce(self, collector: clusterenv.Collector, steps: int) -> None:
+        """Publish the network, and what the workers need besides."""
+        collector.publish(self.policy, **self.arrangement.scalars(self.args, steps))
+
+    def log(self, stats: clusterenv.Stats, past: Mapping[str, float], seconds: float) -> None:
+        """Write where it stands; ``past`` is where this session began."""
+        held = self.store.stats
+        steps = held.added_rows
+        self.row = {
+            "steps": steps,
+            "seconds": past["seconds"] + seconds,
+            "version": int(past["version"]) + stats.announcements,
+            "mean_return": mean(self.episodes.returns),
+            "judged_return": self.episodes.judgement,
+            "episodes": self.episodes.count,
+            "steps_per_second": (steps - past["steps"]) / seconds,
+            "updates": self.learner.updates,
+            **self.learner.means(),
+            "pulls": int(past["pulls"]) + stats.pulls,
+            "weight_bytes": int(past["weight_bytes"]) + stats.weight_bytes,
+            "lag_mean": stats.lag_mean,
+            "store_bytes": held.nbytes,
+        }
+        self.run.log(self.row, **self.arrangement.scalars(self.args, steps))
+        self.run.show(self.row, self.args.total_steps)
+
+    def commit(self) -> None:
+        """Make rows and learner count together."""
+        args = self.args
+        state = {
+            "learner": self.learner.state_dict(),
+            "episodes": self.episodes.state_dict(),
+            "row": self.row,
+            "network": {"hidden": list(args.hidden), "duelling": args.duelling},
+        }
+        facts = {"steps": self.steps, "incarnations": self.incarnations, "finished": self.over}
+        self.session.commit(self.store, state, **facts)
+
+
+def train(args: LearnerArgs, arrangement: Arrangement = DQN) -> Result:
+    """Train a Q network; write rows, learner and everything else to the run directory.
+
+    A run in the directory that has not finished goes on.
+
+    Raises
+    ------
+    ConfigError
+        If the arguments do not fit the environment or the run directory.
+    """
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(args.seed)
+    training = Training(args, arrangement)
+    run, out = training.run, training.session.out
+    interrupt = Interrupt("committing and stopping; Ctrl-C again stops at once", args.quiet)
+    with contextlib.closing(run), training.store:
+        if training.over:
+            run.say(f"{out} is finished, at {training.steps:,} steps")
+        else:
+            if training.session.resumes:
+                run.say(f"going on with {out} from {training.steps:,} steps")
+            run.open(training.steps)
+            with (
+                interrupt,
+                clusterenv.Collector(
+                    args.env,
+                    training.policy,
+                    num_envs=args.num_envs,
+                    horizon=args.horizon,
+                    shards=args.shards,
+                    cluster=args.cluster,
+                    engine=args.engine,
+                    sync=sync_rule(args),
+                    seed=args.seed + training.steps,  # a resumed run begins new episodes
+                ) as collector,
+            ):
+                training.learn(collector, interrupt)
+                training.commit()
+            run.show(training.row, args.total_steps, last=True)
+    row = training.row
+    curve = run.draw(f"{arrangement.name} on {args.env}, --sync {args.sync}")
+    run.say(f"wrote {run.progress}, {run.checkpoint} and TensorBoard events")
+    run.say(f"curve: {curve}")
+    run.say(f"dataset: {training.session.journal}; open it with")
+    run.say(f"  clusterenv.open_dataset({str(training.session.journal)!r}).to_table()")
+    return Result(
+        mean_return=row["mean_return"],
+        judged_return=row["judged_return"],
+        steps=training.steps,
+        updates=training.learner.updates,
+        version=int(row["version"]),
+        pulls=int(row["pulls"]),
+        weight_bytes=int(row["weight_bytes"]),
+        seconds=row["seconds"],
+        reached_at=training.steps if training.reached else None,
+        out=out,
+    )
+
+
+def main() -> None:
+    """Read the command line and train."""
+    command(Args, PRESETS, DQN, __doc__)
+
+
+def command(
+    kind: type[LearnerArgs],
+    presets: Mapping[str, Mapping[str, Any]],
+    arrangement: Arrangement,
+    description: str | None,
+) -> None:
+    """Read the command line, beginning with what suits the environment, and train."""
+    peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    peek.add_argument("--env", default=kind.env)
+    env = peek.parse_known_args()[0].env
+    try:
+        default = kind(**{"env": env, **presets.get(env, {})})
+        train(tyro.cli(kind, default=default, description=description), arrangement)
+    except ClusterEnvError as error:
+        sys.exit(f"{arrangement.name}: {error}")
+
+
+if __name__ == "__main__":
+    main()

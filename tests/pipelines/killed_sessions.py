@@ -1,0 +1,69 @@
+"""Kills sessions again and again while they commit; run by a test, in a process of its own.
+
+A process with one thread may fork: each round's session is a child, killed after a while.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from batches import Fleet
+
+from clusterenv.store import Prioritized, ReplayStore
+from clusterenv.store.journal import read_manifest
+from pipelines.sessions import Session, note_of
+
+
+@dataclass(frozen=True)
+class Args:
+    out: Path
+    quiet: bool = True
+
+
+def session(out: Path) -> None:
+    """Go on from the last commit, and commit batch after batch until killed."""
+    session = Session(Args(out), "none", ("steps", "mean_return"), ())
+    store = ReplayStore(500, sampler=Prioritized(), journal=session.journal)
+    before = session.run.load()["rows"] if session.resumes else 0
+    assert store.stats.added_rows == before
+    fleet = Fleet(seed=before)
+    while True:
+        store.add(fleet.next()[0])
+        rows = store.stats.added_rows
+        session.commit(store, {"rows": rows, "weights": torch.full((64, 64), rows)}, steps=rows)
+
+
+def main(out: Path, rounds: int) -> None:
+    """Kill so many sessions; after each, rows and learner must be of one commit."""
+    torch.set_num_threads(1)
+    draw, last = random.Random(1), 0
+    for _ in range(rounds):
+        child = os.fork()
+        if child == 0:
+            try:
+                session(out)
+            finally:
+                os._exit(1)  # a session ends by being killed alone
+        time.sleep(draw.uniform(0.005, 0.25))
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+        note = note_of(out / "replay")
+        if note is None:
+            continue
+        learner = torch.load(out / note["learner"], weights_only=True)
+        assert learner["rows"] == note["steps"] == read_manifest(out / "replay").end >= last
+        assert (learner["weights"] == note["steps"]).all()
+        last = note["steps"]
+    print(last)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,409 @@
+"""Double DQN: its equations, its schedule, and runs that are killed and go on."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from conftest import wait_until
+from distributed import Client
+from torch import Tensor
+
+import clusterenv
+from clusterenv.errors import ConfigError, UnknownEnv
+from clusterenv.store import NStep, ReplayStore, Uniform
+from pipelines.dqn import COLUMNS, Args, Learner, epsilon_schedule, main, preset, targets, train
+from pipelines.q_networks import QNetwork, is_image, stack_of
+from pipelines.sessions import note_of, run_directory
+
+BOX = gym.spaces.Box(-1, 1, (4,), np.float32)
+IMAGES = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+TWO = gym.spaces.Discrete(2)
+ROOT = Path(__file__).parents[2]
+
+
+def small(out: Path | None, **changes: object) -> Args:
+    """A run of some hundred updates."""
+    settings = {
+        "total_steps": 1_024,
+        "num_envs": 4,
+        "horizon": 8,
+        "shards": 2,
+        "min_rows": 128,
+        "batch": 16,
+        "hidden": (16,),
+        "log_every": 128,
+        "checkpoint_every": 256,
+        "rows_per_update": 8,
+        "publish_every": 8,
+        "epsilon_steps": 500,
+        "quiet": True,
+    }
+    return preset("CartPole-v1", **{**settings, "out": out, **changes})
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Threads that wait for each other make small networks slow on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def cluster(client: Client, leaves_nothing: None) -> str:
+    """The shared workers' scheduler: no cluster is started for each run."""
+    return str(client.scheduler.address)
+
+
+def progress(out: Path) -> list[dict[str, float]]:
+    with (out / "progress.csv").open() as file:
+        return [{name: float(row[name]) for name in row} for row in csv.DictReader(file)]
+
+
+# The equations
+
+
+def table(values: dict[int, list[float]]) -> object:
+    """A Q function that looks observations up."""
+    return lambda obs: torch.tensor([values[int(key)] for key in obs[:, 0]])
+
+
+def sample(**columns: list[float]) -> dict[str, Tensor]:
+    given = {name: torch.tensor(values) for name, values in columns.items()}
+    for name in ("obs", "next_obs"):
+        if name in given:
+            given[name] = given[name].unsqueeze(1)
+    return given
+
+
+def test_the_online_network_chooses_and_the_target_network_judges() -> None:
+    rows = sample(next_obs=[0, 1], reward=[1.0, -1.0], discount=[0.9, 0.5], terminated=[False] * 2)
+    online = table({0: [5.0, 4.0], 1: [0.0, 2.0]})
+    target = table({0: [10.0, 30.0], 1: [100.0, 8.0]})  # its own best are the other actions
+    found = targets(online, target, rows)
+    assert found.tolist() == pytest.approx([1 + 0.9 * 10, -1 + 0.5 * 8])
+
+
+def test_a_terminated_row_is_worth_its_reward_alone_and_a_truncated_one_more() -> None:
+    ends = {"terminated": [True, False], "truncated": [False, True]}
+    rows = sample(next_obs=[0, 0], reward=[3.0, 3.0], discount=[0.9, 0.9], **ends)
+    q = table({0: [2.0, 1.0]})
+    assert targets(q, q, rows).tolist() == pytest.approx([3.0, 3 + 0.9 * 2])
+
+
+def test_returns_of_several_steps_are_discounted_by_their_length() -> None:
+    # One environment: three steps of an episode that is truncated, then two that end it.
+    flags = [False] * 5
+    columns = {
+        "obs": np.arange(5, dtype=np.float32)[:, None],
+        "action": np.zeros(5, np.int64),
+        "reward": np.array([1, 2, 4, 8, 16], np.float32),
+        "terminated": np.array([*flags[:4], True]),
+        "truncated": np.array([False, False, True, False, False]),
+        "env": np.zeros(5, np.int32),
+        "episode": np.array([0, 0, 0, 1, 1], np.int32),
+        "step": np.array([0, 1, 2, 0, 1], np.int32),
+        "version": np.zeros(5, np.int32),
+    }
+    batch = clusterenv.Batch(
+        columns,
+        1,
+        tail_rows=np.array([2, 4]),
+        tail={"obs": np.array([[9], [9]], np.float32)},
+        state={},
+        shard=0,
+        incarnation=0,
+        policy_version=0,
+    )
+    store = ReplayStore(8, sampler=NStep(2, 0.5, Uniform(replace=False)))
+    store.add(batch)
+    rows = store.sample(5, tensors=True)
+    rows = {name: column[rows["indices"].argsort()] for name, column in rows.items()}
+    values = {key: [0.0, 100.0 + key] for key in (1, 2, 3, 4, 9)}
+    expected = [
+        1 + 0.5 * 2 + 0.25 * 102,  # the value of the observation two steps later
+        2 + 0.5 * 4 + 0.25 * 109,  # truncated: the final observation's value counts
+        4 + 0.5 * 109,  # one step from the truncation
+        8 + 0.5 * 16,  # terminated after two steps
+        16.0,
+    ]
+    assert targets(table(values), table(values), rows).tolist() == pytest.approx(expected)
+
+
+def q_and_sample(n: int = 32) -> tuple[QNetwork, dict[str, Tensor]]:
+    torch.manual_seed(1)
+    rows = {
+        "obs": torch.randn(n, 4),
+        "next_obs": torch.randn(n, 4),
+        "action": torch.randint(2, (n,)),
+        "reward": torch.randn(n),
+        "discount": torch.full((n,), 0.9),
+        "terminated": torch.rand(n) < 0.2,
+        "weights": torch.rand(n),
+    }
+    return QNetwork(BOX, TWO, (16,)), rows
+
+
+def test_an_update_returns_the_errors_and_weighs_the_loss() -> None:
+    q, rows = q_and_sample()
+    learner = Learner(q, Args(lr=1e-2))
+    with torch.no_grad():
+        taken = q(rows["obs"])[torch.arange(32), rows["action"]]
+        error = targets(q, q, rows) - taken
+    huber = torch.where(error.abs() < 1, error**2 / 2, error.abs() - 0.5)
+    found = learner.update(rows)
+    torch.testing.assert_close(found, error.abs())
+    assert learner.means()["loss"] == pytest.approx((rows["weights"] * huber).mean().item())
+    assert all(math.isnan(value) for value in learner.means().values())
+
+
+def test_rows_without_weight_teach_nothing() -> None:
+    q, rows = q_and_sample()
+    before = [parameter.clone() for parameter in q.parameters()]
+    Learner(q, Args()).update({**rows, "weights": torch.zeros(32)})
+    for old, new in zip(before, q.parameters(), strict=True):
+        torch.testing.assert_close(old, new)
+
+
+@pytest.mark.parametrize(("tau", "every"), [(0.25, 1), (1.0, 2)])
+def test_the_target_network_follows(tau: float, every: int) -> None:
+    q, rows = q_and_sample()
+    learner = Learner(q, Args(tau=tau, target_every=every))
+    old = next(learner.target.parameters()).clone()
+    for _ in range(every - 1):
+        learner.update(rows)
+        torch.testing.assert_close(next(learner.target.parameters()), old)
+    learner.update(rows)
+    new = next(q.parameters()).detach()
+    torch.testing.assert_close(next(learner.target.parameters()), old + tau * (new - old))
+
+
+def test_a_learner_learns_a_value_and_another_goes_on_from_its_state() -> None:
+    q, rows = q_and_sample()
+    rows |= {"terminated": torch.ones(32, dtype=torch.bool), "weights": torch.ones(32)}
+    learner = Learner(q, Args(lr=1e-2))
+    first = learner.update(rows).mean()
+    for _ in range(200):
+        last = learner.update(rows).mean()
+    assert last < first / 4
+    other = Learner(QNetwork(BOX, TWO, (16,)), Args(lr=1e-2))
+    other.load_state_dict(copy.deepcopy(learner.state_dict()))
+    assert other.updates == learner.updates == 201
+    torch.testing.assert_close(learner.update(rows), other.update(rows))
+    torch.testing.assert_close(learner.update(rows), other.update(rows))
+
+
+def test_epsilon_comes_down_and_stays() -> None:
+    args = Args(epsilon_start=1.0, epsilon_end=0.1, epsilon_steps=1000)
+    found = [epsilon_schedule(args, steps)["epsilon"] for steps in (0, 500, 1000, 5000)]
+    assert found == pytest.approx([1.0, 0.55, 0.1, 0.1])
+
+
+# The networks
+
+
+def test_a_duelling_head_adds_advantages_without_their_mean_to_the_state_value() -> None:
+    q = QNetwork(BOX, gym.spaces.Discrete(3), (8,), duelling=True)
+    obs = torch.randn(5, 4)
+    features = q.body(obs)
+    assert q.value is not None
+    expected = q.value(features) + q.advantage(features)
+    expected -= q.advantage(features).mean(-1, keepdim=True)
+    torch.testing.assert_close(q(obs), expected)
+    torch.testing.assert_close(q(obs).mean(-1, keepdim=True), q.value(features))
+
+
+def test_images_are_scaled_and_their_frames_stored_once() -> None:
+    q = QNetwork(IMAGES, gym.spaces.Discrete(6), (32,))
+    dark, bright = torch.zeros(2, 4, 84, 84, dtype=torch.uint8), torch.full((2, 4, 84, 84), 255.0)
+    assert q(dark).shape == (2, 6)
+    torch.testing.assert_close(q.eyes(bright), q.eyes[1:](torch.ones(2, 4, 84, 84)))
+    assert is_image(IMAGES)
+    assert stack_of(IMAGES) == 4
+    assert stack_of(gym.spaces.Box(0, 255, (3, 84, 84), np.uint8)) is None  # colours
+    assert stack_of(BOX) is None
+
+
+@pytest.mark.parametrize(
+    ("observations", "actions", "says"),
+    [
+        (gym.spaces.Discrete(3), TWO, "FlattenObservation"),
+        (BOX, gym.spaces.Box(-1, 1, (2,)), "pipelines.ppo"),
+        (BOX, gym.spaces.Discrete(2, start=1), "Discrete"),
+        (gym.spaces.Box(0, 255, (84, 84, 4), np.uint8), TWO, "channels first"),
+    ],
+)
+def test_spaces_the_network_cannot_take_are_refused(
+    observations: gym.Space, actions: gym.Space, says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        QNetwork(observations, actions)
+
+
+# Runs
+
+
+def test_a_run_leaves_progress_a_curve_and_a_dataset(tmp_path: Path, cluster: str) -> None:
+    out = tmp_path / "run"
+    result = train(small(out, cluster=cluster, prioritized=True, duelling=True, n_step=3))
+    assert 1_024 <= result.steps < 1_024 + 2 * 8 * 4
+    # A row is good for an eighth of an update, and those before the first update for none.
+    assert result.updates == pytest.approx((result.steps - 128) / 8, abs=8)
+    rows = progress(out)
+    assert tuple(rows[0]) == COLUMNS
+    assert rows[-1]["steps"] == result.steps
+    assert all(math.isfinite(row["loss"]) for row in rows)
+    assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
+    dataset = clusterenv.open_dataset(result.dataset)
+    assert dataset.count_rows() == result.steps
+    assert [path.name for path in out.glob("learner-*")] == [note_of(out / "replay")["learner"]]
+
+    again = train(small(out, cluster=cluster, prioritized=True, duelling=True, n_step=3))
+    assert (again.steps, again.updates) == (result.steps, result.updates)  # it was finished
+    more = small(out, cluster=cluster, prioritized=True, duelling=True, n_step=3, total_steps=1_280)
+    assert train(more).steps >= 1_280
+    with pytest.raises(ConfigError, match=r"--lr 0\.001 instead of 0\.002"):
+        train(small(out, prioritized=True, duelling=True, n_step=3, lr=0.002))
+
+
+def test_a_goal_ends_the_run(tmp_path: Path, cluster: str) -> None:
+    result = train(small(tmp_path, total_steps=50_000, stop_at=8.0, cluster=cluster))
+    assert result.reached_at == result.steps < 50_000
+    assert result.judged_return >= 8
+    again = train(small(tmp_path, total_steps=50_000, stop_at=8.0, cluster=cluster))
+    assert again.reached_at == result.reached_at
+
+
+def test_weights_move_when_the_softmax_of_values_has_diverged(tmp_path: Path, cluster: str) -> None:
+    never = train(small(tmp_path / "never", cluster=cluster, sync="never"))
+    assert never.pulls == 0
+    rule = {"sync": "divergence", "lr": 0.01, "temperature": 0.1, "publish_every": 4}
+    often = train(small(tmp_path / "often", cluster=cluster, **rule, threshold=1e-6))
+    rarely = train(small(tmp_path / "rarely", cluster=cluster, **rule, threshold=0.1))
+    assert 0 < rarely.pulls < often.pulls
+
+
+def check_rows(dataset: Path) -> int:
+    """Fail unless every row follows the one before; return how many there are."""
+    table = clusterenv.open_dataset(dataset).to_table()
+    names = ("incarnation", "env", "episode", "step")
+    keys = np.stack([table[name].to_numpy() for name in names], axis=1)
+    assert len(np.unique(keys, axis=0)) == len(keys)
+    ends = table["terminated"].to_numpy() | table["truncated"].to_numpy()
+    for incarnation, env in np.unique(keys[:, :2], axis=0):
+        mine = (keys[:, 0] == incarnation) & (keys[:, 1] == env)
+        episode, step, over = keys[mine, 2], keys[mine, 3], ends[mine]
+        assert (episode[0], step[0]) == (0, 0)
+        np.testing.assert_array_equal(episode[1:], episode[:-1] + over[:-1])
+        np.testing.assert_array_equal(step[1:], np.where(over[:-1], 0, step[:-1] + 1))
+    return len(keys)
+
+
+def test_a_run_killed_in_the_middle_goes_on_with_the_same_command(
+    tmp_path: Path,
+    cluster: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "run"
+    args = small(out, cluster=cluster, total_steps=3_000, prioritized=True, rows_per_update=4)
+    flags = {
+        name: " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        for name, value in vars(args).items()
+        if value is not None and not isinstance(value, bool)
+    }
+    command = [sys.executable, "-m", "pipelines.dqn", "--prioritized"]
+    for name, value in flags.items():
+        command += [f"--{name.replace('_', '-')}", *value.split()]
+
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            committed = wait_until(lambda: (note_of(out / "replay") or {}).get("steps", 0) > 0, 60)
+        finally:
+            os.kill(process.pid, signal.SIGKILL)
+    assert committed
+    assert process.returncode == -signal.SIGKILL
+    note = note_of(out / "replay")
+    assert 0 < note["steps"] < 3_000
+    assert not note["finished"]
+    assert check_rows(out / "replay") == note["steps"]
+    saved = torch.load(out / note["learner"], weights_only=True)
+    assert saved["row"]["steps"] == note["steps"]
+    before = [row["updates"] for row in progress(out) if row["steps"] <= note["steps"]]
+
+    monkeypatch.setattr(sys, "argv", command[2:])
+    main()
+    said = capsys.readouterr().out
+    assert f"from {note['steps']:,} steps" in said
+    assert str(out / "replay") in said
+    steps = check_rows(out / "replay")
+    rows = progress(out)
+    assert [row["updates"] for row in rows][: len(before)] == before
+    assert rows[-1]["steps"] == steps >= 3_000
+    for name in ("steps", "seconds", "version", "updates", "episodes", "pulls"):
+        values = [row[name] for row in rows]
+        assert values == sorted(values), name
+    note = note_of(out / "replay")
+    assert note["finished"]
+    assert note["incarnations"] == 2
+
+
+def test_the_same_command_without_out_finds_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    args = small(None, cluster=cluster, total_steps=300)
+    first = train(args)
+    assert first.out == Path("runs/dqn-CartPole-v1-seed1")
+    name = first.out.name
+    assert run_directory(args, name) == Path(f"runs/{name}-2")  # the first has finished
+    manifest = first.out / "replay" / "manifest.json"
+    envelope = json.loads(manifest.read_text())
+    text = envelope["manifest"].replace('"finished": true', '"finished": false')
+    crc = zlib.crc32(text.encode())
+    manifest.write_text(json.dumps({**envelope, "manifest": text, "crc32": crc}))
+    assert run_directory(args, name) == first.out
+    assert run_directory(small(None, lr=0.5), name) == Path(f"runs/{name}-2")
+
+
+def test_a_run_of_another_kind_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint.pt").touch()
+    with pytest.raises(ConfigError, match="another kind"):
+        train(small(tmp_path))
+
+
+def test_an_unknown_environment_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(UnknownEnv):
+        train(Args(env="Nowhere-v0", out=tmp_path / "run", quiet=True))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *({name: 0} for name in ("total_steps", "batch", "n_step", "lr", "rows_per_update")),
+        *({name: 1.5} for name in ("gamma", "tau", "beta", "alpha", "epsilon_start")),
+        {"gamma": math.nan},
+        {"min_rows": 2_000, "capacity": 1_000},
+        {"epsilon_steps": 0},
+    ],
+    ids=str,
+)
+def test_arguments_that_cannot_work_are_refused(bad: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="--"):
+        Args(**bad)

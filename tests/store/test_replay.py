@@ -1,0 +1,521 @@
+"""The store as a whole: memory, files, saving and loading."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from batches import Fleet, Frames, TwoLeaves, Vector, all_of, fill, same, transitions
+from stores import EVERY_KIND, Kind, go_on_alike
+
+from clusterenv.errors import (
+    ClosedError,
+    ClusterEnvError,
+    ConfigError,
+    SchemaMismatch,
+    StoreDamaged,
+    StoreInUse,
+    StoreNotWritten,
+    StoreTooLarge,
+    StoreUnreadable,
+)
+from clusterenv.store import Prioritized, ReplayStore, Uniform, memory
+
+
+@contextmanager
+def no_file_larger_than(nbytes: int) -> Iterator[None]:
+    """Let the system refuse to write more into a file, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))  # Python ignores SIGXFSZ
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {
+        path.name: path.read_bytes()
+        for path in directory.iterdir()
+        if path.is_file() and path.name != "lock"
+    }
+
+
+def filled(batches: int = 12, **options: Any) -> tuple[ReplayStore, list[Any]]:
+    store = ReplayStore(101, sampler=Uniform(replace=False), seed=0, **options)
+    return store, fill(store, Fleet(), batches)
+
+
+def check(store: ReplayStore, rows: list[Any]) -> None:
+    same(all_of(store), transitions(rows[len(rows) - len(store) :], Vector()))
+
+
+# Saving and loading
+
+
+@EVERY_KIND
+def test_a_loaded_store_goes_on_as_the_one_that_was_saved(kind: Kind, tmp_path: Path) -> None:
+    store, fleet = kind.new(), kind.batches()
+    for turn in range(22):
+        kind.use(store, fleet)
+        if turn in (2, 13, 20):
+            store.save(tmp_path)
+            loaded = ReplayStore.load(tmp_path)
+            assert loaded.stats == store.stats
+            same(loaded.sample(kind.n), store.sample(kind.n))
+    store.save(tmp_path)
+    go_on_alike(kind, store, ReplayStore.load(tmp_path), fleet)
+
+
+def test_a_store_that_was_loaded_saves_as_well_as_the_first(tmp_path: Path) -> None:
+    store, rows = filled()
+    for turn in range(3):
+        store.save(tmp_path / str(turn))
+        store = ReplayStore.load(tmp_path / str(turn))
+    check(store, rows)
+
+
+def test_an_empty_store_is_saved_and_loaded(tmp_path: Path) -> None:
+    ReplayStore(55, sampler=Prioritized(0.9), seed=4).save(tmp_path)
+    loaded, twin = ReplayStore.load(tmp_path), ReplayStore(55, sampler=Prioritized(0.9), seed=4)
+    assert (len(loaded), loaded.capacity) == (0, 55)
+    for store in (loaded, twin):
+        fill(store, Fleet(), 3)
+    same(loaded.sample(9), twin.sample(9))
+
+
+def test_saving_replaces_what_was_saved_before_and_leaves_no_file_behind(tmp_path: Path) -> None:
+    for batches in (12, 3):
+        store, rows = filled(batches)
+        store.save(tmp_path)
+        assert sorted(name.split("-")[0] for name in files(tmp_path)) == ["manifest.json", "rows"]
+        check(ReplayStore.load(tmp_path), rows)
+
+
+def test_a_disk_that_fills_up_during_a_save_leaves_the_old_state(tmp_path: Path) -> None:
+    store = ReplayStore(101, sampler=Prioritized(), seed=0)
+    rows = fill(store, Fleet(), 5)
+    store.save(tmp_path)
+    before = files(tmp_path)
+    size = max(len(content) for content in before.values())
+    for limit in (0, 100, 700, 3000, size // 2, size - 1):
+        with (
+            no_file_larger_than(limit),
+            pytest.raises(StoreNotWritten, match=rf"{tmp_path} could not be .* 60 rows, is as it"),
+        ):
+            store.save(tmp_path)
+        assert files(tmp_path) == before
+    check(ReplayStore.load(tmp_path, sampler=Uniform(replace=False)), rows)
+    store.save(tmp_path)
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_first_save_that_fails_leaves_nothing_that_looks_like_a_store(tmp_path: Path) -> None:
+    store, _ = filled()
+    for limit in (0, 2000):
+        with no_file_larger_than(limit), pytest.raises(StoreNotWritten):
+            store.save(tmp_path / "new")
+        with pytest.raises(StoreUnreadable, match="holds no store"):
+            ReplayStore.load(tmp_path / "new")
+    assert not list((tmp_path / "new").glob("*.part"))
+
+
+def test_a_larger_or_smaller_store_takes_the_rows(tmp_path: Path) -> None:
+    store, rows = filled()
+    store.save(tmp_path)
+    larger = ReplayStore.load(tmp_path, capacity=500)
+    assert len(larger) == len(store)
+    check(larger, rows)
+    smaller = ReplayStore.load(tmp_path, capacity=40, sampler=Prioritized())
+    assert 36 <= len(smaller) <= 40
+    with pytest.raises(ConfigError, match="capacity=0"):
+        ReplayStore.load(tmp_path, capacity=0)
+
+
+def test_another_sampler_takes_the_rows(tmp_path: Path) -> None:
+    store, rows = filled()
+    store.save(tmp_path)
+    loaded = ReplayStore.load(tmp_path, sampler=Prioritized())
+    assert len(loaded.sample(50)["weights"]) == 50
+    loaded.save(tmp_path)
+    check(ReplayStore.load(tmp_path, sampler=Uniform(replace=False)), rows)
+
+
+def test_a_seed_given_when_loading_counts(tmp_path: Path) -> None:
+    store, _ = filled()
+    store.save(tmp_path)
+    drawn = [ReplayStore.load(tmp_path, seed=s).sample(20)["indices"].tolist() for s in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_a_directory_without_a_store_says_how_one_gets_there(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnreadable, match=rf"{tmp_path} holds no store.*store\.save\("):
+        ReplayStore.load(tmp_path)
+    with pytest.raises(StoreUnreadable, match="holds no store"):
+        ReplayStore.load(tmp_path / "nowhere")
+
+
+def test_a_directory_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("a regular file")
+    below = tmp_path / "file" / "x"
+    store, _ = filled(2)
+    with pytest.raises(StoreUnreadable, match=rf"{below} cannot be written.*directory of your own"):
+        store.save(below)
+    with pytest.raises(StoreUnreadable, match=r"cannot be (read|written)"):
+        ReplayStore.load(below)
+    with pytest.raises(StoreUnreadable, match=r"cannot be written"):
+        ReplayStore(10, directory=below)
+    with pytest.raises(StoreUnreadable, match=r"cannot be written"):
+        ReplayStore(10, journal=below)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_directory_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    store, _ = filled(2)
+    with pytest.raises(StoreUnreadable, match=rf"{tmp_path}.* cannot be written"):
+        store.save(tmp_path / "x")
+
+
+def manifest_of(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    envelope = json.loads((directory / "manifest.json").read_text())
+    return envelope, json.loads(envelope["manifest"])
+
+
+def forge(directory: Path, envelope: dict[str, Any], manifest: dict[str, Any]) -> None:
+    """Write a manifest whose checksum is right."""
+    text = json.dumps(manifest)
+    envelope = {**envelope, "manifest": text, "crc32": zlib.crc32(text.encode())}
+    (directory / "manifest.json").write_text(json.dumps(envelope))
+
+
+def test_a_store_of_a_newer_version_is_refused_and_kept(tmp_path: Path) -> None:
+    store, _ = filled()
+    store.save(tmp_path)
+    envelope, manifest = manifest_of(tmp_path)
+    forge(tmp_path, {**envelope, "format": 2}, manifest)
+    before = files(tmp_path)
+    for attempt in (
+        lambda: ReplayStore.load(tmp_path),
+        lambda: store.save(tmp_path),
+        lambda: ReplayStore(101, journal=tmp_path),
+    ):
+        with pytest.raises(StoreUnreadable, match=r"has format 2, .* reads 1; .*pip install"):
+            attempt()
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b"])
+def test_a_manifest_that_names_files_elsewhere_is_refused(name: str, tmp_path: Path) -> None:
+    store, _ = filled()
+    store.save(tmp_path)
+    envelope, manifest = manifest_of(tmp_path)
+    manifest["segments"][0]["file"] = name
+    forge(tmp_path, envelope, manifest)
+    with pytest.raises(StoreDamaged, match=rf"manifest\.json names the file '{name}', outside"):
+        ReplayStore.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[1, 2]",
+        b'{"format": 1}',
+        b'{"format": 1, "crc32": 5, "manifest": 7}',
+        b'{"format": 1, "crc32": 0, "manifest": ""}',
+        b"\xff\xfe\x00",
+        None,
+    ],
+)
+def test_a_damaged_manifest_says_what_is_readable(content: bytes | None, tmp_path: Path) -> None:
+    store, rows = filled()
+    store.save(tmp_path)
+    path = tmp_path / "manifest.json"
+    path.write_bytes(path.read_bytes().replace(b"capacity", b"capacitx", 1) if content is None
+                     else content)  # fmt: skip
+    before = files(tmp_path)
+    for attempt in (
+        lambda: ReplayStore.load(tmp_path),
+        lambda: store.save(tmp_path),
+        lambda: ReplayStore(101, journal=tmp_path),
+    ):
+        with pytest.raises(StoreDamaged, match=r"manifest\.json was altered .*rows-\d+\.arrow"):
+            attempt()
+    assert files(tmp_path) == before
+    (name,) = [name for name in before if name.startswith("rows")]
+    with pa.memory_map(str(tmp_path / name)) as source:  # what the message promises
+        table = pa.ipc.open_file(source).read_all()
+        assert table["step"].to_pylist() == [row.step for row in rows[-len(store) :]]
+
+
+def test_rows_beside_a_missing_manifest_are_not_removed(tmp_path: Path) -> None:
+    store, _ = filled()
+    store.save(tmp_path)
+    (tmp_path / "manifest.json").unlink()
+    before = files(tmp_path)
+    for attempt in (lambda: store.save(tmp_path), lambda: ReplayStore(101, journal=tmp_path)):
+        with pytest.raises(StoreDamaged, match=r"manifest\.json is missing.*rows-\d+\.arrow"):
+            attempt()
+    assert files(tmp_path) == before
+
+
+def test_files_of_others_in_the_directory_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "my-data.arrow").write_text("mine")
+    (tmp_path / "rows-of-mine.arrow").write_text("mine")
+    store, rows = filled()
+    for _ in range(2):
+        store.save(tmp_path)
+    check(ReplayStore.load(tmp_path), rows)
+    assert (tmp_path / "my-data.arrow").read_text() == "mine"
+    assert (tmp_path / "rows-of-mine.arrow").read_text() == "mine"
+
+
+def test_a_forged_file_of_rows_is_an_error_and_no_crash(tmp_path: Path) -> None:
+    store, _ = filled()
+    store.save(tmp_path)
+    envelope, manifest = manifest_of(tmp_path)
+    path = tmp_path / manifest["segments"][0]["file"]
+    good = path.read_bytes()
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        content = bytearray(good)
+        for at in rng.integers(0, len(content), 4):
+            content[at] = rng.integers(256)
+        path.write_bytes(content)
+        manifest["segments"][0]["crc32"] = zlib.crc32(content)
+        forge(tmp_path, envelope, manifest)
+        try:
+            ReplayStore.load(tmp_path).sample(5)
+        except ClusterEnvError:
+            pass  # what is not refused fits, and has other numbers
+
+
+def test_nothing_on_disk_is_pickled() -> None:
+    store = Path(memory.__file__).parent
+    for path in [*store.rglob("*.py"), store.parent / "arrow.py"]:
+        assert not re.search(r"pickle|np\.load|torch\.load|marshal|shelve", path.read_text()), path
+
+
+# Memory
+
+
+def test_a_capacity_that_does_not_fit_names_one_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    for free in (3_000_000, 300_000_000):
+        monkeypatch.setattr(memory, "available_memory", lambda free=free: free)
+        batch = Fleet(Frames()).next()[0]
+        store = ReplayStore(10**9, stack=4)
+        message = r"=1,000,000,000 takes .* GB of memory, .*; capacity=([\d_]+) fits.*directory="
+        with pytest.raises(StoreTooLarge, match=message) as caught:
+            store.add(batch)
+        fits = int(re.search(message, str(caught.value))[1])  # type: ignore[index]
+        ReplayStore(fits, stack=4).add(batch)
+        with pytest.raises(StoreTooLarge):
+            ReplayStore(int(fits * 1.02), stack=4).add(batch)
+
+
+def test_when_nothing_fits_the_message_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_memory", lambda: 50)
+    with pytest.raises(StoreTooLarge, match="no capacity fits"):
+        filled(1)
+
+
+def test_a_schema_takes_the_memory_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = Fleet(TwoLeaves()).next()[0]
+    schema = batch.record_batch.schema
+    store = ReplayStore(1000, schema=schema)
+    assert store.nbytes > 1000 * (8 + 32)
+    store.add(batch)
+    twin = ReplayStore(1000)
+    twin.add(batch)
+    assert store.nbytes == twin.nbytes
+    monkeypatch.setattr(memory, "available_memory", lambda: 10_000)
+    with pytest.raises(StoreTooLarge, match=r"capacity=1,000 takes"):
+        ReplayStore(1000, schema=schema)
+
+
+def test_a_schema_that_no_batch_can_have_is_refused() -> None:
+    schema = Fleet().next()[0].record_batch.schema
+    with pytest.raises(SchemaMismatch, match=r"'name' is of type string.*record_batch\.schema"):
+        ReplayStore(1000, schema=schema.append(pa.field("name", pa.string())))
+    with pytest.raises(SchemaMismatch, match="no column 'reward'"):
+        ReplayStore(1000, schema=schema.remove(schema.get_field_index("reward")))
+
+
+def test_a_plain_list_in_a_schema_is_a_vector() -> None:
+    batch = Fleet().next()[0]
+    fields = [pa.field(f.name, f.type) for f in batch.record_batch.schema]
+    store = ReplayStore(1000, schema=pa.schema(fields))
+    store.add(batch)
+    assert len(store) == 12
+
+
+def test_a_limit_of_the_container_counts_without_files_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    whole = memory.available_memory()
+    (tmp_path / "memory.max").write_text("5000000\n")
+    (tmp_path / "memory.current").write_text("4000000\n")
+    (tmp_path / "memory.stat").write_text("anon 1000000\ninactive_file 2500000\nslab 7\n")
+    assert memory.available_memory() == 3_500_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory.available_memory() > whole / 2
+
+
+def test_the_store_says_what_it_takes() -> None:
+    store, _ = filled(1)
+    assert store._ring is not None
+    assert store.nbytes == store.stats.nbytes > 101 * (5 * 4 + 4 + 1 + 1 + 8 + 4 * 4 + 8)
+
+
+# Columns in files
+
+
+@EVERY_KIND
+def test_columns_in_files_give_the_same_samples(kind: Kind, tmp_path: Path) -> None:
+    left, right = kind.new(), kind.new(directory=tmp_path)
+    go_on_alike(kind, left, right, kind.batches())
+    assert type(right.sample(kind.n)["reward"]) is np.ndarray
+    right.close()
+    assert not (tmp_path / "columns").exists()
+
+
+def test_columns_in_files_are_on_disk_and_go_when_the_store_is_closed(tmp_path: Path) -> None:
+    store, rows = filled(directory=tmp_path / "store")
+    on_disk = sum(path.stat().st_size for path in (tmp_path / "store/columns").iterdir())
+    assert on_disk == store.nbytes
+    check(store, rows)
+    store.close()
+    store.close()
+    assert [path.name for path in (tmp_path / "store").iterdir()] == ["lock"]
+
+
+def test_what_a_killed_process_left_makes_room(tmp_path: Path) -> None:
+    filled(directory=tmp_path)[0].close()
+    (tmp_path / "columns").mkdir()
+    (tmp_path / "columns" / "obs").write_bytes(b"x" * 1000)
+    store, rows = filled(directory=tmp_path)
+    check(store, rows)
+    store.close()
+
+
+def test_a_directory_of_somebody_elses_columns_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "columns").mkdir()
+    (tmp_path / "columns" / "precious").write_text("mine")
+    with pytest.raises(StoreUnreadable, match=r"columns is there, and no store made it"):
+        ReplayStore(100, directory=tmp_path)
+    assert (tmp_path / "columns" / "precious").read_text() == "mine"
+
+
+def test_keys_with_slashes_have_files_too(tmp_path: Path) -> None:
+    batch = Fleet().next()[0]
+    columns = {"obs.left/../arm": batch.flat("obs")}
+    columns |= {name: batch.flat(name) for name in batch.names if name != "obs"}
+    tail = {"obs.left/../arm": batch.tail["obs"]}
+    batch._columns, batch.tail = columns, tail
+    with ReplayStore(100, directory=tmp_path / "a") as store:
+        store.add(batch)
+        assert store.sample(3)["next_obs.left/../arm"].shape == (3, 5)
+        assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    store = ReplayStore(10**13, directory=tmp_path)
+    with pytest.raises(StoreTooLarge, match=rf"of the disk of {tmp_path}.*capacity=[\d_]+ fits$"):
+        store.add(Fleet().next()[0])
+    assert not list((tmp_path / "columns").iterdir())
+    store.close()
+
+
+def test_a_file_that_cannot_be_as_large_is_refused(tmp_path: Path) -> None:
+    store = ReplayStore(100_000, directory=tmp_path)
+    with (
+        no_file_larger_than(1000),
+        pytest.raises(StoreTooLarge, match=r"columns/obs needs 2\.2 MB"),
+    ):
+        store.add(Fleet().next()[0])
+    store.close()
+
+
+def test_one_directory_for_columns_and_journal_is_refused_with_two_that_work(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(ConfigError, match=r"directory='run/columns', journal='run/journal'"):
+        ReplayStore(100, directory=tmp_path, journal=str(tmp_path / "." / ""))
+    with ReplayStore(100, directory=tmp_path / "columns", journal=tmp_path / "journal") as store:
+        fill(store, Fleet(), 2)
+        store.commit()
+
+
+def test_two_stores_of_one_process_do_not_share_a_directory(tmp_path: Path) -> None:
+    with ReplayStore(100, directory=tmp_path) as store:
+        with pytest.raises(StoreInUse, match=r"in this process; close that store"):
+            ReplayStore(100, directory=tmp_path)
+        with pytest.raises(StoreInUse, match=r"in this process"):
+            store.save(tmp_path)
+    ReplayStore(100, directory=tmp_path).close()
+
+
+# The end
+
+
+def test_a_closed_store_says_so_and_holds_no_memory() -> None:
+    store, _ = filled()
+    obs = store._ring.columns["obs"]  # type: ignore[union-attr]
+    store.close()
+    for call in (
+        lambda: store.sample(3),
+        lambda: store.add(Fleet().next()[0]),
+        lambda: store.update_priorities([0], [1.0]),
+        lambda: store.commit(),
+        lambda: store.save("nowhere"),
+    ):
+        with pytest.raises(ClosedError, match="closed"):
+            call()
+    assert not store.sampler.ring.columns  # type: ignore[attr-defined]
+    assert len(obs) > 101  # what somebody holds is still theirs
+
+
+def test_adding_and_sampling_from_two_threads_mixes_no_rows() -> None:
+    fleet = Fleet(shards=1, envs=4, horizon=16, episode=8)
+    store = ReplayStore(300, sampler=Prioritized(), seed=0)
+    added = fill(store, fleet, 3)
+    batches = [fleet.next() for _ in range(150)]
+
+    def add() -> None:
+        for batch, _ in batches:
+            store.add(batch)
+
+    thread = threading.Thread(target=add)
+    thread.start()
+    samples = []
+    while thread.is_alive():
+        samples.append(store.sample(32))
+        store.update_priorities(samples[-1]["indices"], np.ones(32))
+    thread.join()
+    for _, rows in batches:
+        added += rows
+    for sample in samples[:: len(samples) // 50 + 1]:
+        same(sample, transitions([added[at] for at in sample["indices"]], Vector()))
+
+
+def test_the_counters_tell_what_went_through() -> None:
+    store, _ = filled(12)
+    store.sample(40)
+    stats = store.stats
+    assert (stats.added_rows, stats.sampled_rows, stats.capacity) == (144, 40, 101)
+    assert stats.rows == len(store) == stats.added_rows - stats.evicted_rows
+    assert (stats.oldest_version, stats.newest_version) == (4, 12)
