@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import queue
 import selectors
+import socket
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,7 +22,14 @@ from clusterenv import config
 from clusterenv.batch import Batch
 from clusterenv.channel import Header, dumps
 from clusterenv.cluster import ClusterLike
-from clusterenv.errors import ChannelClosed, ClosedError, ConfigError
+from clusterenv.errors import (
+    ChannelClosed,
+    ClosedError,
+    ConfigError,
+    EnvError,
+    PolicyError,
+    WorkerLost,
+)
 from clusterenv.fleet import Link, env_error
 from clusterenv.frames import Frame
 from clusterenv.launch import make_recipe, open_fleet
@@ -27,11 +37,15 @@ from clusterenv.policies.base import Policy
 from clusterenv.schema import Layout
 from clusterenv.stats import Stats, Tally
 from clusterenv.stream import SWITCHES, StreamSpec
+from clusterenv.supervision import Restarts
+from clusterenv.supervisor import Supervisor
 from clusterenv.sync.publisher import Publisher
 from clusterenv.sync.rules import EveryVersion, SyncRule
 from clusterenv.wire import FragmentMeta, Parts, receive
 
 __all__ = ["Collector"]
+
+logger = logging.getLogger("clusterenv")
 
 _WATCH_SECONDS = 0.5
 _open: weakref.WeakSet[Collector] = weakref.WeakSet()
@@ -56,6 +70,9 @@ class Collector:
         Environment ``i`` gets ``seed + i``.
     credits
         Fragments that each shard may be ahead of the reader when iterating; at least 2.
+    restarts
+        How often a lost shard is placed again before the run ends: 5 times in 10 minutes by
+        default, ``Restarts(0)`` for never.
     switch
         Between what a shard changes its policy and scalars: ``"fragment"``, or ``"step"``
         to act with new weights from the next step on. ``rollout()`` always changes them
@@ -89,12 +106,14 @@ class Collector:
         sync: SyncRule | None = None,
         seed: int | None = None,
         credits: int = 2,  # noqa: A002
+        restarts: Restarts | None = None,
         switch: str = "fragment",
         wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] = (),
         **env_kwargs: Any,
     ) -> None:
         self.closed = False
         rule = EveryVersion() if sync is None else sync
+        restarts = Restarts() if restarts is None else restarts
         _check(policy, horizon, credits, rule, switch)
         # The loop resets in the same step, so that no step is spent on resetting.
         loop = engine in ("auto", "gymnasium")
@@ -117,10 +136,19 @@ class Collector:
         links = self._fleet.links
         self._publisher = Publisher(policy, rule, self._layout, len(links))
         self._locks = [threading.Lock() for _ in links]
+        self._roster = threading.RLock()  # who has which tickets, and has heard what
+        self._waiting = [0] * len(links)  # batches of each shard that were not taken yet
+        self._awaited: set[int] = set()  # shards that owe a fragment to rollout()
+        self._announced: bytes | None = None
+        self._returning: queue.SimpleQueue[Link] = queue.SimpleQueue()
+        self._woken, self._waker = socket.socketpair()
+        self._looked = time.monotonic()
+        self._deadlines = config.seconds("timeout.silence"), config.seconds("timeout.step")
         self._received: queue.SimpleQueue[Batch | BaseException] = queue.SimpleQueue()
         self._streaming = False
         self._failure: BaseException | None = None
         self._tally = Tally(len(links))
+        self._supervisor = Supervisor(self._fleet, restarts, self._back, self._received.put)
         self._intake = threading.Thread(target=self._receive, name="clusterenv-intake", daemon=True)
         self._intake.start()
         _open.add(self)
@@ -135,12 +163,14 @@ class Collector:
     def _next(self) -> Batch:
         self._check_open()
         if not self._streaming:
-            self._streaming = True
-            for link in self._fleet.links:
-                for _ in range(self._credits):
-                    self._send(link, Frame.TICKET, dumps(False))
+            with self._roster:
+                self._streaming = True
+                for link in self._fleet.links:
+                    for _ in range(self._credits):
+                        self._send(link, Frame.TICKET, dumps(False))
         batch = self._take()
-        self._send(self._fleet.links[batch.shard], Frame.TICKET, dumps(False))
+        with self._roster:
+            self._send(self._fleet.links[batch.shard], Frame.TICKET, dumps(False))
         self._sample_probe(batch)
         return batch
 
@@ -170,8 +200,10 @@ class Collector:
                 "rollout() after iterating: the shards run ahead by themselves now. Use one way "
                 "per collector: for batch in collector, or batches = collector.rollout()"
             )
-        for link in self._fleet.links:
-            self._send(link, Frame.TICKET, dumps(True))
+        with self._roster:
+            self._awaited = {link.index for link in self._fleet.links}
+            for link in self._fleet.links:
+                self._send(link, Frame.TICKET, dumps(True))
         batches = sorted((self._take() for _ in self._fleet.links), key=lambda batch: batch.shard)
         for batch in batches:  # in this order, whichever came first: the same seed, the same run
             self._sample_probe(batch)
@@ -192,12 +224,13 @@ class Collector:
         for name, value in scalars.items():
             if not isinstance(value, (int, float)):
                 raise ConfigError(f"publish({name}={value!r}): scalars are numbers")
-        with self._tally.lock:
-            announcement = self._publisher.publish(policy, scalars)
-        blob = dumps(tuple(announcement))
-        self._tally.announced_bytes += len(blob) * len(self._fleet.links)
-        for link in self._fleet.links:
-            self._send(link, Frame.ANNOUNCE, blob)
+        with self._roster:
+            with self._tally.lock:
+                announcement = self._publisher.publish(policy, scalars)
+            blob = self._announced = dumps(tuple(announcement))
+            self._tally.announced_bytes += len(blob) * len(self._fleet.links)
+            for link in self._fleet.links:
+                self._send(link, Frame.ANNOUNCE, blob)
         return announcement.version
 
     def stats(self) -> Stats:
@@ -210,27 +243,97 @@ class Collector:
     def _receive(self) -> None:
         try:
             with selectors.DefaultSelector() as selector:
+                selector.register(self._woken, selectors.EVENT_READ)
                 for link in self._fleet.links:
                     selector.register(link.channel, selectors.EVENT_READ, link)
                 while not self.closed:
-                    buffered = [li for li in self._fleet.links if li.channel.has_buffered()]
-                    ready = buffered or [k.data for k, _ in selector.select(_WATCH_SECONDS)]
-                    for link in ready:
-                        self._read(link)
-                    if not ready:
-                        self._fleet.watch()
+                    self._attend(selector)
         except Exception as error:
             if not self.closed:
                 self._received.put(error)
+
+    def _attend(self, selector: selectors.BaseSelector) -> None:
+        """Read what has arrived, take in shards that are back, look after those that are quiet."""
+        links = [link for link in self._fleet.links if not link.lost]
+        buffered = [link for link in links if link.channel.has_buffered()]
+        ready: list[Link | None] = [*buffered]
+        if not ready:
+            ready = [key.data for key, _ in selector.select(_WATCH_SECONDS)]
+        for link in ready:
+            if link is None:
+                self._admit(selector)
+            elif not link.lost:
+                try:
+                    self._read(link)
+                except (WorkerLost, EnvError, PolicyError, ConfigError) as error:
+                    self._part(selector, link, error)
+        for gone in self._fleet.gone():
+            self._part(selector, gone, self._fleet.lost(gone))
+        now = time.monotonic()
+        if now - self._looked < _WATCH_SECONDS:
+            return
+        self._looked = now
+        for quiet in links:
+            if quiet.lost:
+                continue
+            fault = quiet.pulse.fault(now, *self._deadlines)
+            if fault is not None:
+                self._part(selector, quiet, WorkerLost(f"{quiet} {fault}."), end_process=True)
+            else:
+                self._send(quiet, Frame.PING, dumps(None))
+
+    def _part(
+        self,
+        selector: selectors.BaseSelector,
+        link: Link,
+        error: BaseException,
+        end_process: bool = False,
+    ) -> None:
+        """Hear nothing more of a shard, and have it placed again."""
+        selector.unregister(link.channel)
+        self._supervisor.lost(link, error, end_process)
+
+    def _back(self, link: Link) -> None:
+        """Hand a shard that was placed again to the intake."""
+        self._returning.put(link)
+        self._waker.send(b"!")
+
+    def _admit(self, selector: selectors.BaseSelector) -> None:
+        """Take in a shard that was placed again: the newest policy, then tickets."""
+        self._woken.recv(64)
+        while not self._returning.empty():
+            link = self._returning.get()
+            with self._roster:
+                self._fleet.replace(link)
+                with self._tally.lock:
+                    self._tally.restarted(link.index, link.incarnation)
+                if self._announced is not None:
+                    self._serve(link)
+                    self._send(link, Frame.ANNOUNCE, self._announced)
+                selector.register(link.channel, selectors.EVENT_READ, link)
+                if self._streaming:
+                    for _ in range(self._credits - self._waiting[link.index]):
+                        self._send(link, Frame.TICKET, dumps(False))
+                elif link.index in self._awaited:
+                    self._send(link, Frame.TICKET, dumps(True))
+            logger.warning("%s is there again, incarnation %d.", link, link.incarnation)
 
     def _read(self, link: Link) -> None:
         try:
             header = link.channel.recv_header()
             blob = link.channel.recv_blob(header)
+            link.pulse.heard(time.monotonic())
             if header.kind == Frame.FRAGMENT:
-                self._received.put(self._batch(link, header, FragmentMeta(*blob)))
+                batch = self._batch(link, header, FragmentMeta(*blob))
+                link.pulse.progress(time.monotonic())
+                with self._roster:
+                    self._awaited.discard(link.index)
+                    self._waiting[link.index] += 1
+                    self._received.put(batch)
             elif header.kind == Frame.PULL:
                 self._serve(link)
+            elif header.kind == Frame.PONG:
+                link.pulse.pong(time.monotonic(), *blob)
             elif header.kind == Frame.FAILED:
                 raise env_error(link, blob)
         except ChannelClosed as error:
@@ -254,7 +357,7 @@ class Collector:
             tail=tails,
             state=state,
             shard=link.index,
-            incarnation=0,
+            incarnation=link.incarnation,
             policy_version=meta.version,
         )
         with self._tally.lock:
@@ -271,10 +374,8 @@ class Collector:
         try:
             with self._locks[link.index]:
                 link.channel.send(kind, blob, body)
-        except ChannelClosed as error:
-            if threading.current_thread() is not self._intake and self._received.qsize():
-                return  # the intake knows why, and its word comes next
-            raise self._fleet.lost(link) from error
+        except ChannelClosed:
+            pass  # the intake notices it too, and knows what to do
 
     def _take(self) -> Batch:
         try:
@@ -286,6 +387,8 @@ class Collector:
             self._failure = item
             self.close()
             raise item
+        with self._roster:
+            self._waiting[item.shard] -= 1
         return item
 
     # The end
@@ -301,12 +404,18 @@ class Collector:
             return
         self.closed = True
         _open.discard(self)
+        self._waker.send(b"!")
         try:
-            self._fleet.close(config.seconds("timeout.close", timeout))
+            seconds = config.seconds("timeout.close", timeout)
+            self._supervisor.close(seconds)
+            self._fleet.close(seconds)
         finally:
             if self._owned_client is not None:
                 self._owned_client.close()
-            self._intake.join(timeout=5.0)
+            if threading.current_thread() is not self._intake:
+                self._intake.join(timeout=5.0)
+            self._woken.close()
+            self._waker.close()
 
     def __enter__(self) -> Collector:
         return self

@@ -7,7 +7,7 @@ true final observation of every episode is kept beside the rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -70,17 +70,24 @@ class EnvLoop:
         Global index of the first environment.
     horizon
         Time rows of a fragment.
-    seed
-        Environment ``i`` of the whole gets ``seed + i``.
+    seeds
+        One per environment.
     """
 
     def __init__(
-        self, engine: Engine, policy: Policy, first: int, horizon: int, seed: int | None
+        self,
+        engine: Engine,
+        policy: Policy,
+        first: int,
+        horizon: int,
+        seeds: Sequence[int | None],
     ) -> None:
         about = engine.description
         check_spaces(about.observation_space, about.action_space)
         self.stop = False
         """Set by another thread to give up the fragment in hand."""
+        self.steps = 0
+        """Steps of all environments so far; tells whoever asks that they move."""
         self._engine = engine
         self._policy = policy
         self._horizon = horizon
@@ -101,8 +108,7 @@ class EnvLoop:
         self._dead = np.zeros(n, np.bool_)  # kept for recurrent policies alone
         self._annotates = type(policy).annotate is not Policy.annotate
         slot = Slot.empty(self._obs, n)
-        seeds = [None] * n if seed is None else [seed + first + i for i in range(n)]
-        self._mask.note(engine.reset(slot, seeds, None, None))
+        self._mask.note(engine.reset(slot, list(seeds), None, None))
         self._obs_now = slot.obs
 
     def fragment(
@@ -277,6 +283,7 @@ class EnvLoop:
         """Ask the policy, check its answer, and write it into time row ``t``."""
         if self.stop:
             raise Interrupted
+        self.steps += 1
         if self._between is not None:
             self._switch(self._between())
         context, mask = self._context, None

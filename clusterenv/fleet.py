@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from clusterenv.envs import EnvDescription
 from clusterenv.errors import ConfigError, EnvError, NoWorkers, PolicyError, WorkerLost
 from clusterenv.frames import Failure
 from clusterenv.shard import Opened, Shard, ShardSpec
+from clusterenv.supervision import Pulse, choose_worker
 
 __all__ = ["Fleet", "Link", "Share", "env_error", "place", "split"]
 
@@ -60,6 +62,7 @@ class Link:
 
     def __init__(self, spec: ShardSpec, worker: str, future: Any) -> None:
         self.index = spec.index
+        self.incarnation = spec.incarnation
         self.share = Share(spec.first, spec.count)
         self.span = slice(spec.first, spec.first + spec.count)
         self.rows = np.arange(spec.first, spec.first + spec.count)
@@ -69,6 +72,7 @@ class Link:
         self.actor: Any = None
         self._channel: Channel | None = None
         self.lost = False
+        self.pulse = Pulse(time.monotonic())
 
     def __str__(self) -> str:
         first, last = self.span.start, self.span.stop - 1
@@ -106,45 +110,88 @@ class Fleet:
         stream: bytes | None = None,
     ) -> None:
         self._client = client
+        self._recipe, self._stream = recipe, stream
+        self._name = uuid.uuid4().hex
         self.links: list[Link] = []
         try:
             self._place(shares)
-            self.description = self._open(recipe, stream)
+            self.description = self._open(self.links)
         except BaseException:
             self.close(config.seconds("timeout.close"))
             raise
 
     def _place(self, shares: Sequence[Share]) -> None:
         workers = wait_for_workers(self._client, len(shares), config.seconds("timeout.workers"))
+        placed = place(self._load(workers), len(shares))
+        for index, (share, worker) in enumerate(zip(shares, placed, strict=True)):
+            self.links.append(self._submit(index, share, worker, incarnation=0))
+
+    def _load(self, workers: Iterable[str]) -> dict[str, int]:
+        """Return how many shards each worker has, ours and others'."""
         held = self._client.has_what()
-        load = {
+        return {
             worker: sum(str(key).startswith(_KEY) for key in held.get(worker, ()))
             for worker in workers
         }
-        ports = config.get("channel.ports")
-        name = uuid.uuid4().hex
-        for index, (share, worker) in enumerate(zip(shares, place(load, len(shares)), strict=True)):
-            spec = ShardSpec(
-                index=index,
-                first=share.first,
-                count=share.count,
-                ports=tuple(ports) if ports else None,
-                accept_timeout=config.seconds("timeout.connect"),
-            )
-            future = self._client.submit(
-                Shard,
-                spec,
-                key=f"{_KEY}-{name}-{index}",
-                workers=[worker],
-                allow_other_workers=False,
-                actor=True,
-                pure=False,
-            )
-            self.links.append(Link(spec, worker, future))
 
-    def _open(self, recipe: bytes, stream: bytes | None) -> EnvDescription:
+    def _submit(self, index: int, share: Share, worker: str, incarnation: int) -> Link:
+        ports = config.get("channel.ports")
+        spec = ShardSpec(
+            index=index,
+            first=share.first,
+            count=share.count,
+            ports=tuple(ports) if ports else None,
+            accept_timeout=config.seconds("timeout.connect"),
+            incarnation=incarnation,
+        )
+        future = self._client.submit(
+            Shard,
+            spec,
+            key=f"{_KEY}-{self._name}-{index}-{incarnation}",
+            workers=[worker],
+            allow_other_workers=False,
+            actor=True,
+            pure=False,
+        )
+        return Link(spec, worker, future)
+
+    def place_again(self, lost: Link, incarnation: int) -> Link:
+        """Open a lost shard's environments anew, on another worker if there is one.
+
+        The new link is not among :attr:`links` until :meth:`replace`.
+
+        Raises
+        ------
+        ClusterEnvError
+            If no worker came in time, or what was raised on it.
+        """
+        if self._client.status == "running":
+            self._client.cancel([lost.future], force=True)
+        workers = wait_for_workers(self._client, 1, config.seconds("timeout.workers"))
+        worker = choose_worker(self._load(workers), avoid={lost.worker})
+        assert worker is not None
+        link = self._submit(lost.index, lost.share, worker, incarnation)
+        try:
+            self._open([link])
+        except BaseException:
+            self._close([link], config.seconds("timeout.close"))
+            raise
+        return link
+
+    def end_process(self, link: Link) -> None:
+        """End the process of a worker that does not answer; its nanny starts another."""
+        try:
+            self._client.restart_workers([link.worker], timeout=config.seconds("timeout.workers"))
+        except Exception as error:  # no nanny, or it is gone already
+            logger.warning("the process of %s could not be ended: %s", link, error)
+
+    def replace(self, link: Link) -> None:
+        """Put a shard that was placed again into its predecessor's position."""
+        self.links[link.index] = link
+
+    def _open(self, links: Sequence[Link]) -> EnvDescription:
         timeout = config.seconds("timeout.workers")
-        for link in self.links:
+        for link in links:
             try:
                 with self._client.as_current():  # not Dask's default client
                     wait(link.future, timeout)
@@ -157,7 +204,7 @@ class Fleet:
             if link.future.status != "finished":
                 link.future.result()  # raises what went wrong
         # Environments of all shards are made at the same time.
-        opening = [(link, link.actor.open(recipe, stream)) for link in self.links]
+        opening = [(link, link.actor.open(self._recipe, self._stream)) for link in links]
         descriptions = []
         for link, future in opening:
             try:
@@ -168,7 +215,7 @@ class Fleet:
                 raise env_error(link, opened)
             descriptions.append(opened.description)
             self._connect(link, opened)
-        _check_same(self.links, descriptions)
+        _check_same(links, descriptions)
         return descriptions[0]
 
     def _connect(self, link: Link, opened: Opened) -> None:
@@ -190,8 +237,13 @@ class Fleet:
     def watch(self) -> None:
         """Raise if Dask knows of a lost shard: a machine that vanishes closes no connection."""
         for link in self.links:
-            if link.future.status in ("lost", "cancelled", "error"):
+            if not link.lost and link.future.status in ("lost", "cancelled", "error"):
                 raise self.lost(link)
+
+    def gone(self) -> list[Link]:
+        """Return the shards that Dask knows to be lost, and nobody had noticed."""
+        ended = ("lost", "cancelled", "error")
+        return [link for link in self.links if not link.lost and link.future.status in ended]
 
     def lost(self, link: Link) -> WorkerLost:
         """Remember that a shard is lost, and return the error that says so."""
@@ -203,10 +255,18 @@ class Fleet:
 
     def close(self, timeout: float) -> None:
         """Stop all shards; environments that do not stop in time are named in the log."""
-        for link in self.links:
+        self._close(self.links, timeout)
+        self.links.clear()
+
+    def discard(self, link: Link, timeout: float) -> None:
+        """Stop a shard that was placed again and is not needed any more."""
+        self._close([link], timeout)
+
+    def _close(self, links: Sequence[Link], timeout: float) -> None:
+        for link in links:
             link.disconnect()
         if self._client.status == "running":
-            closing = [(link, link.actor.close(timeout)) for link in self.links if link.running]
+            closing = [(link, link.actor.close(timeout)) for link in links if link.running]
             for link, future in closing:
                 try:
                     ended = future.result(timeout=timeout + _GRACE_SECONDS)
@@ -221,8 +281,7 @@ class Fleet:
                         link.worker,
                     )
             # Handles of an actor hold futures of their own and may live on in cycles.
-            self._client.cancel([link.future for link in self.links], force=True)
-        self.links.clear()
+            self._client.cancel([link.future for link in links], force=True)
 
 
 def _check_same(links: Sequence[Link], descriptions: Sequence[EnvDescription]) -> None:

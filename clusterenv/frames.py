@@ -27,8 +27,10 @@ class Frame(enum.IntEnum):
     TICKET = 21
     ANNOUNCE = 22
     WEIGHTS = 23
+    PING = 24
     FRAGMENT = 31
     PULL = 32
+    PONG = 33
     # Either: something was raised on the worker.
     FAILED = 41
 

@@ -44,6 +44,8 @@ class ShardSpec:
     count: int
     ports: tuple[int, int] | None
     accept_timeout: float
+    incarnation: int = 0
+    """How often the shard was placed before."""
 
 
 class Opened(NamedTuple):
@@ -138,7 +140,8 @@ class Shard:
                 engine = build(loads(self._recipe), self._spec.first, self._spec.count)
                 stream = None
                 if self._stream is not None:
-                    stream = Stream(engine, loads(self._stream), self._spec.first)
+                    spec = self._spec
+                    stream = Stream(engine, loads(self._stream), spec.first, spec.incarnation)
                 self._listener = Listener(self._host, self._tls, self._spec.ports)
             except BaseException as error:
                 self._opened.set_result(failure_of(error, self._spec.first, "make"))

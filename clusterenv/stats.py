@@ -45,6 +45,10 @@ class Stats:
     """Of each shard's version from the newest it had heard of, when its last fragment began."""
     versions: list[int]
     """That acted in the first row of each shard's last fragment."""
+    restarts: int
+    """Shards placed again after a loss."""
+    incarnations: list[int]
+    """Of each shard: how often it was placed again."""
     queued: int
     """Batches received and not yet taken."""
     evaluation_seconds: float
@@ -69,6 +73,17 @@ class Tally:
         self._lengths: deque[int] = deque(maxlen=100)
         self._lags: list[int] = [0, 0, 0]  # least, most, sum
         self._fragments = 0
+        self._incarnations = [0] * shards
+        self._restarts = 0
+        self._earlier = [0, 0]  # checks and pulls of incarnations that are gone
+
+    def restarted(self, shard: int, incarnation: int) -> None:
+        """Note that a shard begins anew, and counts from 0 again."""
+        self._restarts += 1
+        self._incarnations[shard] = incarnation
+        self._earlier[0] += self._checks[shard]
+        self._earlier[1] += self._pulls[shard]
+        self._checks[shard] = self._pulls[shard] = 0
 
     def add(self, shard: int, rows: int, nbytes: int, meta: FragmentMeta) -> None:
         self._rows[shard] += rows
@@ -99,8 +114,8 @@ class Tally:
             steps_per_second=[rows / seconds for rows in self._rows],
             announcements=publisher.announcements,
             announced_bytes=self.announced_bytes,
-            checks=sum(self._checks),
-            pulls=sum(self._pulls),
+            checks=self._earlier[0] + sum(self._checks),
+            pulls=self._earlier[1] + sum(self._pulls),
             weight_bytes=self.weight_bytes,
             wire_bytes=self._wire,
             lag_min=least,
@@ -108,6 +123,8 @@ class Tally:
             lag_max=most,
             divergences=list(self._divergences),
             versions=list(self._versions),
+            restarts=self._restarts,
+            incarnations=list(self._incarnations),
             queued=queued,
             evaluation_seconds=publisher.evaluation_seconds,
         )

@@ -24,6 +24,7 @@ from clusterenv.errors import ChannelClosed
 from clusterenv.fragment import Fragment
 from clusterenv.frames import Frame, failure_of
 from clusterenv.policies.base import Policy
+from clusterenv.supervision import env_seeds
 from clusterenv.sync.rules import SyncRule
 from clusterenv.sync.weights import Weights, load, manifest_of
 from clusterenv.wire import FragmentMeta, body_of, parts_of
@@ -104,21 +105,29 @@ class PolicyClient:
 class Stream:
     """The collecting shard; made before the head connects, so that faults show early."""
 
-    def __init__(self, engine: Engine, spec: StreamSpec, first: int) -> None:
+    def __init__(self, engine: Engine, spec: StreamSpec, first: int, incarnation: int = 0) -> None:
         torch.set_num_threads(1)  # the shards are the parallelism
         if spec.seed is not None:  # what policies draw repeats too, for the same sharding
-            torch.manual_seed(spec.seed + first)
+            (drawn,) = env_seeds(spec.seed, incarnation, first, 1)
+            torch.manual_seed(drawn or 0)
         self._first = first
         self._by_step = spec.switch == "step"
         self._policy = spec.policy.eval()
         self._manifest = manifest_of(self._policy)
         self._client = PolicyClient(spec.rule, spec.version)
-        self._loop = EnvLoop(engine, self._policy, first, spec.horizon, spec.seed)
+        self._loop = EnvLoop(
+            engine,
+            self._policy,
+            first,
+            spec.horizon,
+            env_seeds(spec.seed, incarnation, first, engine.num_envs),
+        )
         self._tickets: queue.SimpleQueue[bool | None] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[tuple[Fragment, FragmentMeta] | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._arrived: Weights | None = None
         self._closed = False
+        self._busy = False  # whether environments are being stepped
 
     def run(self, channel: Channel) -> None:
         """Collect until the head closes the channel."""
@@ -133,9 +142,11 @@ class Stream:
         try:
             while (fresh := self._tickets.get()) is not None:
                 self._synchronize(wait=fresh)
+                self._busy = True
                 newest, divergence = self._client.newest.version, self._client.divergence
                 between = self._between if self._by_step and not fresh else None
                 fragment = self._loop.fragment(self._acting(), fresh, between)
+                self._busy = False
                 self._outbox.put((fragment, self._meta(fragment, newest, divergence)))
         except Interrupted:
             pass
@@ -209,6 +220,9 @@ class Stream:
                     self._client.newest = Announcement(*blob)
                 elif header.kind == Frame.WEIGHTS:
                     self._receive(header, blob)
+                elif header.kind == Frame.PING:
+                    with self._send_lock:
+                        self._channel.send(Frame.PONG, dumps((self._loop.steps, self._busy)))
         except ChannelClosed:
             self._stop()
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from clusterenv.errors import ConfigError
 
-__all__ = ["Restarts", "choose_worker", "env_seeds", "moves"]
+__all__ = ["Pulse", "Restarts", "choose_worker", "env_seeds", "moves"]
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,50 @@ class Restarts:
         if recent > self.count:
             return None
         return 0.0 if recent < 2 else float(min(self.backoff_max, self.backoff * 2 ** (recent - 2)))
+
+
+class Pulse:
+    """When a shard was last heard, and when its environments last moved.
+
+    Examples
+    --------
+    >>> pulse = Pulse(now=0)
+    >>> pulse.pong(10, steps=5, busy=True)
+    >>> pulse.pong(20, steps=5, busy=True)
+    >>> pulse.fault(25, silence=30, step=60), pulse.fault(80, silence=100, step=60)
+    (None, 'has not finished a step for 70 s: an environment hangs')
+    """
+
+    def __init__(self, now: float) -> None:
+        self._heard = self._moved = now
+        self._steps = -1
+        self._busy = False
+
+    def heard(self, now: float) -> None:
+        """Note that something came."""
+        self._heard = now
+
+    def progress(self, now: float) -> None:
+        """Note that a fragment came."""
+        self._heard = self._moved = now
+
+    def pong(self, now: float, steps: int, busy: bool) -> None:
+        """Note an answer: steps taken so far, and whether more are being taken."""
+        self._heard = now
+        if steps != self._steps or not busy:
+            self._moved = now
+        self._steps, self._busy = steps, busy
+
+    def fault(self, now: float, silence: float, step: float) -> str | None:
+        """Say what is wrong, if anything is: no answer for long, or no step for long."""
+        if now - self._heard > silence:
+            return (
+                f"has not answered for {now - self._heard:.0f} s: its process is stopped, holds "
+                "Python's lock, or cannot be reached"
+            )
+        if self._busy and now - self._moved > step:
+            return f"has not finished a step for {now - self._moved:.0f} s: an environment hangs"
+        return None
 
 
 def choose_worker(load: Mapping[str, int], avoid: Collection[str] = ()) -> str | None:

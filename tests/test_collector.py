@@ -382,7 +382,13 @@ def test_a_faulty_policy_is_an_error_with_its_place(
 def test_an_environment_that_raises_is_named(client: Client) -> None:
     factories = [functools.partial(Faulty, "raise" if i == 3 else "none") for i in range(4)]
     collector = clusterenv.Collector(
-        factories, Cycle(5, start=2), num_envs=4, horizon=8, shards=2, cluster=client
+        factories,
+        Cycle(5, start=2),
+        num_envs=4,
+        horizon=8,
+        shards=2,
+        cluster=client,
+        restarts=clusterenv.Restarts(0),
     )
     with pytest.raises(errors.EnvError, match=r"environment 3 of shard 1(.|\n)*diverged"):
         collector.rollout()
@@ -408,7 +414,7 @@ def fragile() -> Iterator[Client]:
 
 @pytest.mark.parametrize("how", ["rollout", "iterate", "publish"])
 def test_a_lost_worker_is_noticed_within_five_seconds(fragile: Client, how: str) -> None:
-    collector = cartpole(fragile)
+    collector = cartpole(fragile, restarts=clusterenv.Restarts(0))
     collector.rollout()
     os.kill(next(iter(fragile.run(os.getpid).values())), signal.SIGKILL)
     began = time.monotonic()

@@ -29,7 +29,7 @@ def loop_of(
     mode = AutoresetMode.SAME_STEP if engine == "gymnasium" else AutoresetMode.NEXT_STEP
     source = gym.spec(env) if isinstance(env, str) and engine != "envpool" else env
     recipe = Recipe(source, kwargs, engine=engine, autoreset_mode=mode)
-    return EnvLoop(build(recipe, 10, N), policy, 10, HORIZON, seed=3)
+    return EnvLoop(build(recipe, 10, N), policy, 10, HORIZON, [13 + i for i in range(N)])
 
 
 @pytest.mark.parametrize("obs", ["box", "image", "dict", "nested"])

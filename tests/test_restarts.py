@@ -1,0 +1,201 @@
+"""A collector goes on when workers are lost: every row once, nothing across an incarnation."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from conftest import wait_until
+from distributed import Client
+
+import clusterenv
+from clusterenv import Batch, Restarts, errors
+
+
+class Counts(gym.Env[Any, Any]):
+    """Observations count steps; it hangs, raises or holds Python's lock when told by a file."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, orders: str = "") -> None:
+        self.orders = orders
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.now, self.mark = 0, float(self.np_random.random())
+        self.length = int(self.np_random.integers(5, 40))
+        return np.array([self.mark, 0], np.float32), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.now += 1
+        if self.now % 8 == 0 and self.orders and (orders := Path(self.orders)).exists():
+            try:
+                order = orders.read_text()
+                orders.rename(f"{orders}.done")
+            except FileNotFoundError:  # another environment was faster
+                order = ""
+            if order == "raise":
+                raise RuntimeError("told to raise")
+            if order == "hang":
+                time.sleep(600)
+            if order == "hold":
+                sum(range(10**11))  # in C, Python's lock held
+        obs = np.array([self.mark, self.now], np.float32)
+        return obs, float(self.now), self.now == self.length, False, {}
+
+
+@pytest.fixture
+def fragile() -> Iterator[Client]:
+    with clusterenv.connect("local", n_workers=2) as client:
+        yield client
+
+
+def policy() -> clusterenv.policies.Policy:
+    return clusterenv.policies.Categorical(torch.nn.Linear(2, 2))
+
+
+def collecting(client: Client, **options: Any) -> clusterenv.Collector:
+    kwargs = {"num_envs": 4, "shards": 2, "horizon": 16, "seed": 1, "cluster": client, **options}
+    return clusterenv.Collector(Counts, policy(), **kwargs)
+
+
+def check(batches: list[Batch]) -> None:
+    """Raise unless each row is there once and episodes are contiguous within incarnations."""
+    rows: dict[tuple[int, ...], list[tuple[int, float, bool]]] = {}
+    for batch in batches:
+        names = ("env", "episode", "step", "obs", "terminated")
+        env, episode, step, obs, terminated = (batch.flat(name) for name in names)
+        for k in range(batch.num_rows):
+            key = (batch.shard, batch.incarnation, int(env[k]), int(episode[k]))
+            assert obs[k][1] == step[k]
+            rows.setdefault(key, []).append((int(step[k]), float(obs[k][0]), bool(terminated[k])))
+    marks: dict[float, tuple[int, ...]] = {}
+    for key, found in rows.items():
+        found.sort()
+        assert [step for step, _, _ in found] == list(range(len(found))), key
+        assert len({mark for _, mark, _ in found}) == 1
+        assert not any(ended for _, _, ended in found[:-1])
+        assert marks.setdefault(found[0][1], key) == key  # no stream is repeated
+
+
+def pids(client: Client) -> list[int]:
+    return list(client.run(os.getpid).values())
+
+
+def restarted(collector: clusterenv.Collector, batches: list[Batch], count: int) -> bool:
+    """Take batches until ``count`` restarts are over and their shards deliver again."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        batches.append(next(iter(collector)))
+        if sum(collector.stats().incarnations) >= count:
+            newest = [(s, i) for s, i in enumerate(collector.stats().incarnations)]
+            if all(any((b.shard, b.incarnation) == pair for b in batches) for pair in newest):
+                return True
+    return False
+
+
+def test_killed_workers_come_back_and_rows_stay_contiguous(fragile: Client) -> None:
+    batches: list[Batch] = []
+    with collecting(fragile) as collector:
+        batches += collector.collect(500)
+        for losses in (1, 2, 3):
+            os.kill(pids(fragile)[losses % 2], signal.SIGKILL)
+            assert restarted(collector, batches, losses)
+            assert wait_until(lambda: len(fragile.nthreads()) == 2)
+        stats = collector.stats()
+        assert stats.restarts >= 3
+        assert stats.rows == sum(batch.num_rows for batch in batches) + _queued(collector)
+    check(batches)
+
+
+def _queued(collector: clusterenv.Collector) -> int:
+    return collector.ready * 32
+
+
+def test_lock_step_waits_for_the_shard_and_begins_with_the_newest_version(
+    fragile: Client,
+) -> None:
+    batches: list[Batch] = []
+    with collecting(fragile, sync=clusterenv.Never()) as collector:
+        batches += collector.rollout()
+        assert collector.publish(policy()) == 1
+        os.kill(pids(fragile)[0], signal.SIGKILL)
+        for _ in range(3):
+            rollout = collector.rollout()
+            assert [batch.shard for batch in rollout] == [0, 1]
+            batches += rollout
+        (lost,) = (shard for shard, i in enumerate(collector.stats().incarnations) if i)
+        assert batches[-2 + lost].policy_version == 1
+        assert batches[-1 - lost].policy_version == 0
+    check(batches)
+
+
+@pytest.mark.parametrize("order", ["hang", "hold"])
+def test_an_environment_that_hangs_is_ended_with_its_process(
+    fragile: Client, tmp_path: Any, order: str
+) -> None:
+    batches: list[Batch] = []
+    orders = tmp_path / "orders"
+    deadlines = {"clusterenv.timeout.step": "3s", "clusterenv.timeout.silence": "4s"}
+    with dask.config.set(deadlines), collecting(fragile, orders=str(orders)) as collector:
+        batches += collector.collect(200)
+        before = set(pids(fragile))
+        orders.write_text(order)
+        assert restarted(collector, batches, 1)
+        assert wait_until(lambda: len(before & set(pids(fragile))) == 1)
+    check(batches)
+
+
+def test_a_stopped_process_is_lost_and_cannot_deliver_when_it_returns(fragile: Client) -> None:
+    batches: list[Batch] = []
+    with dask.config.set({"clusterenv.timeout.silence": "3s"}), collecting(fragile) as collector:
+        batches += collector.collect(200)
+        os.kill(pids(fragile)[0], signal.SIGSTOP)
+        assert restarted(collector, batches, 1)
+        batches += collector.collect(500)
+    check(batches)
+
+
+def test_an_environment_that_raises_costs_an_incarnation(fragile: Client, tmp_path: Any) -> None:
+    batches: list[Batch] = []
+    orders = tmp_path / "orders"
+    with collecting(fragile, orders=str(orders)) as collector:
+        batches += collector.collect(200)
+        orders.write_text("raise")
+        assert restarted(collector, batches, 1)
+    check(batches)
+
+
+def test_the_run_ends_with_all_that_was_seen_when_the_budget_is_spent(fragile: Client) -> None:
+    class Broken(Counts):
+        def step(self, action: int) -> Any:
+            if self.now == 3:
+                raise RuntimeError("broken for good")
+            return super().step(action)
+
+    options = {"num_envs": 2, "horizon": 8, "shards": 1, "cluster": fragile}
+    collector = clusterenv.Collector(Broken, policy(), restarts=Restarts(2, backoff=0.1), **options)
+    with pytest.raises(errors.EnvError, match=r"lost 3 times(.|\n)*broken for good") as caught:
+        collector.collect(10_000)
+    assert str(caught.value).count("Traceback") == 3
+
+
+def test_shards_double_up_when_workers_are_fewer() -> None:
+    with clusterenv.connect("local", n_workers=2) as client:
+        batches: list[Batch] = []
+        with collecting(client) as collector:
+            batches += collector.collect(200)
+            client.cluster.scale(1)
+            assert restarted(collector, batches, 1)
+            assert len(client.nthreads()) == 1
+        check(batches)

@@ -1,0 +1,68 @@
+"""Rules about losses: pure functions, no cluster."""
+
+from __future__ import annotations
+
+import pytest
+
+from clusterenv import errors
+from clusterenv.supervision import Pulse, Restarts, choose_worker, env_seeds, moves
+
+
+def test_the_first_restart_is_at_once_and_later_ones_wait_longer() -> None:
+    rule = Restarts(count=5, seconds=100, backoff=1, backoff_max=5)
+    waits = [rule.wait(list(range(n)), now=float(n)) for n in range(1, 7)]
+    assert waits == [0, 1, 2, 4, 5, None]
+
+
+def test_losses_long_ago_are_forgiven() -> None:
+    rule = Restarts(count=2, seconds=10)
+    assert rule.wait([0, 1, 2], now=2) is None
+    assert rule.wait([0, 1, 20], now=20) == 0
+
+
+def test_no_restart_at_all() -> None:
+    assert Restarts(0).wait([5.0], now=5.0) is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [({"count": -1}, "count=-1"), ({"seconds": 0}, "seconds=0"), ({"backoff": -1}, "backoff=-1")],
+)
+def test_rules_that_cannot_work_are_refused(wrong: dict[str, float], named: str) -> None:
+    with pytest.raises(errors.ConfigError, match=named):
+        Restarts(**wrong)  # type: ignore[arg-type]
+
+
+def test_shards_double_up_on_the_least_loaded_worker() -> None:
+    assert choose_worker({"a": 2, "b": 1, "c": 1}) == "b"
+    assert choose_worker({"a": 2, "b": 1}, avoid=["b"]) == "a"
+    assert choose_worker({}) is None
+
+
+def test_shards_spread_again_until_no_worker_is_idle() -> None:
+    assert moves({0: "a", 1: "a", 2: "b", 3: "b"}, ["a", "b", "c"]) == {3: "c"}
+    assert moves({0: "a", 1: "a"}, ["a"]) == {}
+    assert moves({0: "gone", 1: "a"}, ["a", "b"]) == {}
+
+
+def test_no_incarnation_repeats_a_seed_whatever_the_sharding() -> None:
+    seeds = [env_seeds(1, incarnation, 0, 64) for incarnation in range(20)]
+    assert seeds[0] == list(range(1, 65))
+    assert len({seed for each in seeds for seed in each}) == 20 * 64
+    assert env_seeds(1, 3, 8, 4) == seeds[3][8:12]
+    assert env_seeds(None, 3, 0, 2) == [None, None]
+
+
+def test_a_shard_without_tickets_does_not_hang() -> None:
+    pulse = Pulse(0)
+    for now in range(0, 200, 10):
+        pulse.pong(now, steps=7, busy=False)
+        assert pulse.fault(now, silence=30, step=60) is None
+
+
+def test_steps_are_progress_and_silence_is_not() -> None:
+    pulse = Pulse(0)
+    for now in range(0, 200, 10):
+        pulse.pong(now, steps=now, busy=True)
+        assert pulse.fault(now, silence=30, step=60) is None
+    assert "not answered for 35 s" in str(pulse.fault(225, silence=30, step=60))
