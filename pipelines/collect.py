@@ -121,6 +121,7 @@ def _collect(args: Args, policy: Policy, journal: Journal) -> Result:
         line.say(f"going on with {args.out} from {rows:,} rows")
     interrupt = Interrupt("committing and stopping; Ctrl-C again stops at once", args.quiet)
     began = committed = time.monotonic()
+    seconds = 0.0
     first = int(journal.manifest.note.get("incarnations", 0))
     incarnations = first
 
@@ -149,7 +150,8 @@ def _collect(args: Args, policy: Policy, journal: Journal) -> Result:
                     journal.append(part)
                     rows += part.num_rows
                 incarnations = intake.incarnations
-                line.show(rows, time.monotonic() - began, mean(episodes.returns))
+                seconds = time.monotonic() - began
+                line.show(rows, seconds, mean(episodes.returns))
                 if rows == args.rows:
                     break
                 if time.monotonic() - committed >= args.commit_seconds:
@@ -160,7 +162,6 @@ def _collect(args: Args, policy: Policy, journal: Journal) -> Result:
         if not interrupt.wanted:
             raise
     commit()
-    seconds = time.monotonic() - began
     line.show(rows, seconds, mean(episodes.returns), last=True)
     line.say(f"dataset: {args.out}; open it with clusterenv.open_dataset({str(args.out)!r})")
     return Result(rows, rows - before, seconds, mean(episodes.returns), args.out)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from clusterenv.store.dataset import open_dataset, to_minari
 from clusterenv.store.journal import Journal
 from clusterenv.store.ratio import Ratio
-from clusterenv.store.replay import ReplayStats, ReplayStore
+from clusterenv.store.replay import ReplayStore
 from clusterenv.store.rollout import Rollout, RolloutStats, RolloutStore
 from clusterenv.store.samplers import NStep, Prioritized, Recent, Sampler, Sequences, Uniform
+from clusterenv.store.sampling import ReplayStats
 from clusterenv.store.stacks import Stack
 
 __all__ = [

@@ -277,8 +277,8 @@ def test_a_run_leaves_progress_a_curve_and_a_dataset(tmp_path: Path, cluster: st
     assert (again.steps, again.updates) == (result.steps, result.updates)  # it was finished
     more = small(out, cluster=cluster, prioritized=True, duelling=True, n_step=3, total_steps=1_280)
     assert train(more).steps >= 1_280
-    with pytest.raises(ConfigError, match=r"--lr 0\.001 instead of 0\.002"):
-        train(small(out, prioritized=True, duelling=True, n_step=3, lr=0.002))
+    with pytest.raises(ConfigError, match=r"--lr 0\.002 instead of 0\.5"):
+        train(small(out, prioritized=True, duelling=True, n_step=3, lr=0.5))
 
 
 def test_a_goal_ends_the_run(tmp_path: Path, cluster: str) -> None:

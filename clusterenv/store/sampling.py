@@ -1,0 +1,344 @@
+"""Rows that stay in memory, or in mapped files, and samples of them: no disk, no journal."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+
+from clusterenv.batch import Batch
+from clusterenv.errors import ClosedError, ConfigError, EmptyStore, RatioError
+from clusterenv.store.memory import InFiles, InMemory
+from clusterenv.store.ratio import Ratio
+from clusterenv.store.ring import Ring, bytes_needed
+from clusterenv.store.samplers import Recent, Sampler, Uniform
+from clusterenv.store.specs import Specs, specs_of, specs_of_schema
+from clusterenv.store.stacks import Stack
+
+__all__ = ["Replay", "ReplayStats"]
+
+_LEAST_SIDE = 1024  # observations beside the rows that every store has room for
+
+
+@dataclass(frozen=True)
+class ReplayStats:
+    """What a store holds, and what went through it since it was begun."""
+
+    rows: int
+    capacity: int
+    added_rows: int
+    sampled_rows: int
+    evicted_rows: int
+    nbytes: int
+    oldest_version: int
+    newest_version: int
+
+
+@runtime_checkable
+class _Source(Protocol):
+    """A collector, to the store: batches, and how many are there without waiting."""
+
+    @property
+    def ready(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+
+class Replay:
+    """Rows in preallocated columns, and samples of them; see :class:`clusterenv.ReplayStore`."""
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        sampler: Sampler | None = None,
+        schema: pa.Schema | None = None,
+        directory: str | Path | None = None,
+        ratio: Ratio | float | None = None,
+        stack: Stack | int | None = None,
+        side: float = 0.1,
+        seed: int | None = None,
+    ) -> None:
+        if not isinstance(capacity, (int, np.integer)) or capacity < 1:
+            raise ConfigError(f"capacity={capacity!r} is no number of rows: ReplayStore(100_000)")
+        if not 0 < side <= 1:
+            raise ConfigError(f"side={side} is not between 0 and 1: ReplayStore(..., side=0.1)")
+        self.capacity = int(capacity)
+        self.sampler: Sampler = Uniform() if sampler is None else sampler
+        self.ratio = Ratio(ratio) if isinstance(ratio, (int, float)) else ratio
+        if self.ratio is not None:
+            self.ratio.check(self.capacity)
+            if isinstance(self.sampler, Recent):
+                raise ConfigError(
+                    f"Recent counts the uses of each batch itself, and leaves nothing to "
+                    f"{self.ratio}: ReplayStore(..., sampler=Recent(4, uses=2)), without ratio="
+                )
+        self._stack = Stack(stack) if isinstance(stack, int) else stack
+        self._side_part = side
+        self._rng = np.random.default_rng(seed)
+        self._lock = threading.RLock()
+        self._ring: Ring | None = None
+        self._sampled = 0
+        self._batch_rows = 0
+        self._sample_rows = 0
+        self._nothing_to_draw = False  # though there are rows
+        self.closed = False
+        self._memory = InMemory() if directory is None else InFiles(Path(directory))
+        try:
+            if schema is not None:
+                self._allocate(specs_of_schema(schema))
+        except BaseException:
+            self.close()
+            raise
+
+    def __len__(self) -> int:
+        return 0 if self._ring is None else len(self._ring)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the columns; 0 before they are known."""
+        return 0 if self._ring is None else self._ring.nbytes
+
+    @property
+    def stats(self) -> ReplayStats:
+        """What there is, and what went through."""
+        with self._lock:
+            ring = self._ring
+            versions = [block.policy_version for block in ring.blocks] if ring else []
+            return ReplayStats(
+                rows=len(self),
+                capacity=self.capacity,
+                added_rows=self._added,
+                sampled_rows=self._sampled,
+                evicted_rows=0 if ring is None else ring.first,
+                nbytes=self.nbytes,
+                oldest_version=min(versions, default=0),
+                newest_version=max(versions, default=0),
+            )
+
+    # Rows in
+
+    def add(self, batch: Batch) -> None:
+        """Copy a batch in.
+
+        Raises
+        ------
+        SchemaMismatch
+            If its columns are not those of the store.
+        RatioError
+            If the learner is too far behind; the batch is not lost, sample and add it again.
+        StoreTooLarge
+            With the first batch, if the columns do not fit.
+        """
+        with self._lock:
+            self._check_open()
+            if batch.num_rows <= self.capacity:  # what is refused now will come again
+                self._batch_rows = max(self._batch_rows, batch.num_rows)
+            if not self.may_add(batch.num_rows):
+                raise RatioError(
+                    f"the learner is behind: {self._added:,} rows were added and "
+                    f"{self._sampled:,} sampled, with {self.ratio}; sample before adding more, "
+                    "or let store.feed(collector, n) do it"
+                )
+            if self._ring is None:
+                self._allocate(specs_of(batch))
+            assert self._ring is not None
+            self.sampler.check(batch)
+            block = self._ring.add(batch)
+            self.sampler.added(block, batch)
+
+    def _allocate(self, specs: Specs) -> None:
+        def needed(capacity: int) -> int:
+            return bytes_needed(specs, capacity, self._side_of(capacity), self._stack)
+
+        self._memory.check(needed, self.capacity)
+        side, allocate = self._side_of(self.capacity), self._memory.allocate
+        ring = Ring(specs, self.capacity, side, allocate, self._stack)
+        self.sampler.attach(ring)
+        self._ring = ring
+
+    def _side_of(self, capacity: int) -> int:
+        """Return how many observations have room beside the rows."""
+        return max(round(self._side_part * capacity), min(capacity, _LEAST_SIDE))
+
+    # Rows out
+
+    def sample(
+        self, n: int | None = None, *, columns: Iterable[str] = (), tensors: bool = False
+    ) -> dict[str, Any]:
+        """Return rows as a dictionary of arrays, which are the caller's own.
+
+        Keys are ``obs``, ``action``, ``reward``, ``next_obs``, ``terminated``, ``truncated``
+        (``obs.<key>`` for Dict observations), ``indices``, ``weights``, what the sampler adds,
+        and ``columns``.
+
+        Parameters
+        ----------
+        n
+            Rows, or sequences; :class:`Recent` decides by itself.
+        columns
+            Further columns of the batches, such as ``log_prob``.
+        tensors
+            Whether to return torch tensors.
+
+        Raises
+        ------
+        EmptyStore
+            If there is nothing to sample.
+        RatioError
+            If the learner is too far ahead; add a batch first.
+        """
+        if n is not None and (not isinstance(n, (int, np.integer)) or n < 1):
+            raise ConfigError(f"sample({n!r}): how many rows? sample(256)")
+        with self._lock:
+            self._check_open()
+            ring = self._ring
+            if ring is None or not len(ring):
+                raise EmptyStore("the store holds no rows; add a batch first: store.add(batch)")
+            also = tuple(name for name in columns if name not in ring.specs.obs)
+            for name in also:
+                if name not in ring.columns:
+                    raise ConfigError(
+                        f"there is no column {name!r}; there are {', '.join(ring.columns)}"
+                    )
+            if n is not None:
+                self._sample_rows = max(self._sample_rows, n)
+                if not self.may_sample(n):
+                    raise RatioError(
+                        f"the learner is ahead: {self._added:,} rows were added and "
+                        f"{self._sampled:,} sampled, with {self.ratio}; add a batch before "
+                        "sampling more, or let store.feed(collector, n) do it"
+                    )
+            try:
+                rows, weights = self.sampler.draw(n, self._rng)
+            except EmptyStore:
+                self._nothing_to_draw = True
+                raise
+            self._nothing_to_draw = False
+            found: dict[str, Any] = self.sampler.gather(rows, also)
+            self._sampled += len(rows)
+        found["indices"] = rows
+        found["weights"] = weights
+        return {k: torch.from_numpy(v) for k, v in found.items()} if tensors else found
+
+    def update_priorities(
+        self, indices: npt.ArrayLike | torch.Tensor, priorities: npt.ArrayLike | torch.Tensor
+    ) -> None:
+        """Set the priorities of sampled rows; those that have left meanwhile are ignored.
+
+        Parameters
+        ----------
+        indices
+            ``sample["indices"]``.
+        priorities
+            Absolute errors, one per index.
+        """
+        rows, values = _array(indices), _array(priorities)
+        if rows.ndim != 1 or rows.shape != values.shape:
+            raise ConfigError(
+                f"{rows.shape} indices and {values.shape} priorities; one number per index: "
+                "store.update_priorities(sample['indices'], error.abs())"
+            )
+        with self._lock:
+            self._check_open()
+            if self._ring is None:
+                raise EmptyStore("the store holds no rows; add a batch first: store.add(batch)")
+            if not np.issubdtype(rows.dtype, np.integer) or (
+                len(rows) and not (rows.min() >= 0 and rows.max() < self._added)
+            ):
+                raise ConfigError(
+                    f"indices are those of a sample, from 0 to {self._added - 1:,}, got {rows}: "
+                    "store.update_priorities(sample['indices'], error.abs())"
+                )
+            self.sampler.update(rows, values)
+
+    # Learner and collection in step
+
+    def may_sample(self, n: int) -> bool:
+        """Whether there are rows, and the ratio lets the learner take ``n`` now."""
+        if self.ratio is None:
+            return len(self) > 0
+        if self._batch_rows:
+            self.ratio.check_sizes(self._batch_rows, n)
+        counts = {"added": self._added, "sampled": self._sampled}
+        return self.ratio.may_sample(n, rows=self._batch_rows, **counts)
+
+    def may_add(self, rows: int) -> bool:
+        """Whether the ratio lets a batch of ``rows`` rows come now."""
+        if self.ratio is None or not self._sample_rows or self._nothing_to_draw:
+            return True  # whoever waits for rows to sample from must get them
+        counts = {"added": self._added, "sampled": self._sampled}
+        return self.ratio.may_add(rows, self._sample_rows, **counts)
+
+    def feed(
+        self, source: Iterable[Batch], n: int | None = None, **options: Any
+    ) -> Iterator[dict[str, Any]]:
+        """Yield samples of ``n`` rows, and add the batches of a collector meanwhile.
+
+        Batches that have arrived are added between two samples, as far as the ratio allows:
+        those that are not taken hold the shards back. Only when no sample may be taken does
+        it wait for a batch. It ends when the source does.
+
+        Parameters
+        ----------
+        source
+            A :class:`clusterenv.Collector`, or any iterable of batches.
+        n, options
+            As for :meth:`sample`.
+        """
+        self._sample_rows = max(self._sample_rows, n or 0)
+        batches = iter(source)
+        must_wait = not self.may_sample(n or 1)  # a store with rows may owe the learner samples
+        while True:
+            waiting = source.ready if isinstance(source, _Source) else 1
+            while must_wait or (waiting > 0 and self.may_add(self._batch_rows)):
+                batch = next(batches, None)
+                if batch is None:
+                    return
+                self.add(batch)
+                waiting -= 1
+                must_wait = not self.may_sample(n or 1)
+            try:
+                sample = self.sample(n, **options)
+            except (EmptyStore, RatioError):
+                must_wait = True
+                continue
+            yield sample
+
+    def close(self) -> None:
+        """Release files and memory."""
+        with self._lock:
+            if self.closed:
+                return
+            self.closed = True
+            if self._ring is not None:
+                self._ring.release()
+            self._ring = None
+            self._memory.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # Inside
+
+    @property
+    def _added(self) -> int:
+        return 0 if self._ring is None else self._ring.end
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClosedError("this ReplayStore is closed; make a new one")
+
+
+def _array(values: npt.ArrayLike | torch.Tensor) -> npt.NDArray[Any]:
+    return np.asarray(values.detach().cpu() if isinstance(values, torch.Tensor) else values)
