@@ -73,7 +73,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "Pong-v5": {
         "engine": "envpool", "total_steps": 100_000, "lr": 1e-4, "n_step": 3, "batch": 32,
-        "rows_per_update": 4, "capacity": 100_000, "min_rows": 2_000, "hidden": (512,),
+        "rows_per_update": 8, "capacity": 100_000, "min_rows": 2_000, "hidden": (512,),
         "epsilon_steps": 20_000, "target_every": 500, "tau": 1.0, "prioritized": True,
         "duelling": True, "log_every": 1_000, "publish_every": 32,
     },
