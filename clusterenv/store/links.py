@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from clusterenv.batch import Batch
 from clusterenv.errors import ConfigError
+from clusterenv.schema import Column
 
 __all__ = ["Links"]
 
@@ -20,6 +21,7 @@ class Links:
     def __init__(self) -> None:
         self._row = self._place = self._source = np.empty(0, np.int64)
         self._sources: dict[tuple[int, int], int] = {}
+        self._known: dict[bytes, slice | Ints] = {}
 
     def add(self, batch: Batch, start: int, first: int) -> tuple[Ints, Ints]:
         """Take a batch whose rows begin at ``start``; return which rows go on from which.
@@ -37,27 +39,41 @@ class Links:
         source = self._sources.setdefault((batch.shard, batch.incarnation), len(self._sources))
         heads = _places(batch, slice(width))
         ends = _places(batch, slice(batch.num_rows - width, None))
-        rows = np.arange(end - width, end)
-        if not 0 <= int(env.min()) <= int(env.max()) < _ENVS:
-            raise ConfigError(
-                f"the column 'env' goes from {env.min()} to {env.max()}; it numbers all "
-                "environments, from 0"
-            )
-        self._grow(int(env.max()) + 1)
-        neighbours = (env[1:] == env[:-1] + 1).all()
-        at: slice | Ints = slice(int(env[0]), int(env[0]) + width) if neighbours else env
+        at = self._at(env)
         before, place = self._row[at], self._place[at]
         goes_on = self._source[at] == source
-        if not neighbours:
+        if not isinstance(at, slice):
             again = np.flatnonzero(env[1:] == env[:-1])  # tracks of one environment
-            before[again + 1], place[again + 1], goes_on[again + 1] = rows[again], ends[again], True
+            before[again + 1], place[again + 1], goes_on[again + 1] = (
+                *(end - width + again, ends[again]),
+                True,
+            )
         goes_on &= place == heads - 1
         goes_on &= before >= first
-        found = np.flatnonzero(goes_on)
+        found = goes_on.nonzero()[0]
         pairs = before[found], start + found
         # Of an environment that is there twice, the later stays.
-        self._row[at], self._place[at], self._source[at] = rows, ends, source
+        self._row[at] = np.arange(end - width, end)
+        self._place[at], self._source[at] = ends, source
         return pairs
+
+    def _at(self, env: Column) -> slice | Ints:
+        """Return where environments are; mostly these are neighbours, and always the same."""
+        key = env.tobytes()
+        known = self._known.get(key)
+        if known is not None:
+            return known
+        low, high = int(env.min()), int(env.max())
+        if not 0 <= low <= high < _ENVS:
+            raise ConfigError(
+                f"the column 'env' goes from {low} to {high}; it numbers all environments, from 0"
+            )
+        self._grow(high + 1)
+        neighbours = (env[1:] == env[:-1] + 1).all()
+        at = slice(low, high + 1) if neighbours else env.astype(np.int64)
+        if neighbours:
+            self._known[key] = at
+        return at
 
     def _grow(self, envs: int) -> None:
         missing = envs - len(self._row)

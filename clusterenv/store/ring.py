@@ -24,6 +24,7 @@ from clusterenv.store.specs import Spec, Specs
 from clusterenv.store.stacks import Stack, stack_starts
 
 __all__ = [
+    "STEP_COLUMNS",
     "Allocate",
     "Block",
     "Ints",
@@ -32,14 +33,34 @@ __all__ = [
 ]
 
 Ints = npt.NDArray[np.int64]
+STEP_COLUMNS = ("action", "reward", "terminated", "truncated")
+"""What every sample has of a row besides its observations."""
 Allocate = Callable[[str, tuple[int, ...], np.dtype[Any]], Column]
+
+
+def _steps_dtype(specs: Specs) -> np.dtype[Any]:
+    """Return a record of a row's step and the slot of its next observation."""
+    fields: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = [("next", np.dtype(np.int64), ())]
+    fields += [(name, specs.rows[name].dtype, specs.rows[name].shape) for name in STEP_COLUMNS]
+    dtype = np.dtype(fields, align=True)
+    # NumPy copies records of these sizes by single instructions.
+    size = next((size for size in (16, 32) if dtype.itemsize <= size), dtype.itemsize)
+    names = list(dtype.names or ())
+    offsets = [dtype.fields[name][1] for name in names] if dtype.fields else []
+    formats = [dtype[name] for name in names]
+    return np.dtype(
+        {"names": names, "formats": formats, "offsets": offsets, "itemsize": size}, align=True
+    )
 
 
 def _arrays(
     specs: Specs, capacity: int, side: int, stack: Stack | None
 ) -> Iterator[tuple[str, tuple[int, ...], np.dtype[Any]]]:
     """Yield name, shape and dtype of every array of a ring."""
+    yield "steps", (capacity,), _steps_dtype(specs)
     for name, spec in specs.rows.items():
+        if name in STEP_COLUMNS:
+            continue
         shape, slots = spec.shape, capacity
         if name in specs.obs:
             slots += side
@@ -47,7 +68,6 @@ def _arrays(
         yield name, (slots, *shape), spec.dtype
     for name, spec in specs.state.items():
         yield f"state.{name}", (side, *spec.shape), spec.dtype
-    yield "next", (capacity,), np.dtype(np.int64)
     yield "side_row", (side,), np.dtype(np.int64)
     if specs.state:
         yield "state_at", (capacity,), np.dtype(np.int64)
@@ -107,9 +127,13 @@ class Ring:
             name: allocate(name, shape, dtype)
             for name, shape, dtype in _arrays(specs, capacity, side, stack)
         }
-        self.columns: dict[str, Column] = {name: arrays[name] for name in specs.rows}
+        self.steps: npt.NDArray[np.void] = arrays["steps"]
+        """What every sample needs of a row, side by side: one look at memory instead of five."""
+        self.columns: dict[str, Column] = {
+            name: self.steps[name] if name in STEP_COLUMNS else arrays[name] for name in specs.rows
+        }
         self.state: dict[str, Column] = {name: arrays[f"state.{name}"] for name in specs.state}
-        self.next: Ints = arrays["next"]
+        self.next: Ints = self.steps["next"]
         self._side_row: Ints = arrays["side_row"]
         self._state_at: Ints | None = arrays.get("state_at")
         self._previous: Ints | None = arrays.get("previous")
@@ -148,6 +172,7 @@ class Ring:
     def release(self) -> None:
         """Let go of the arrays, whoever holds the ring."""
         self.columns, self.state = {}, {}
+        self.steps = np.empty(0, self.steps.dtype)
         self.next = self._side_row = np.empty(0, np.int64)
         self._state_at = self._previous = None
 
@@ -192,8 +217,8 @@ class Ring:
         before, after = self._links.add(batch, block.start, self.first)
         if len(before):
             self.next[before % self.capacity] = after % self.capacity
-            back = before > after
-            if back.any():
+            if before.max() >= block.start:  # tracks of one batch
+                back = before > after
                 block.rejoined = before[back], after[back]
         self.blocks.append(block)
         self.end += rows
@@ -321,6 +346,10 @@ class Ring:
         """Return where rows lie."""
         return rows % self.capacity
 
+    def following(self, slots: Ints) -> Ints:
+        """Return the slots of the next observations."""
+        return self.next[slots]
+
     def observations(self, slots: Ints) -> dict[str, Column]:
         """Return the observations in these slots, put together from frames if they are."""
         if self.stack is None or self._previous is None:
@@ -341,7 +370,7 @@ class Ring:
         rows = np.arange(start, block.end)
         slots = self.slots(rows)
         columns = {
-            name: column.take(slots, axis=0)
+            name: column[slots]
             for name, column in self.columns.items()
             if name not in self.specs.obs
         } | self.observations(slots)

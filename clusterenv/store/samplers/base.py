@@ -11,12 +11,11 @@ import numpy.typing as npt
 from clusterenv.batch import Batch
 from clusterenv.errors import ConfigError
 from clusterenv.schema import Column
-from clusterenv.store.ring import Block, Ints, Ring
+from clusterenv.store.ring import STEP_COLUMNS, Block, Ints, Ring
 
-__all__ = ["STEP_COLUMNS", "Draw", "Numbers", "Sampler", "Transitions", "next_of", "wanted"]
+__all__ = ["Draw", "Numbers", "Sampler", "Transitions", "next_of", "wanted"]
 
 Numbers = npt.NDArray[Any]
-STEP_COLUMNS = ("action", "reward", "terminated", "truncated")
 
 
 class Draw(NamedTuple):
@@ -74,10 +73,13 @@ class Transitions:
 
     def gather(self, rows: Ints, columns: tuple[str, ...]) -> dict[str, Column]:
         slots = self.ring.slots(rows)
+        steps = self.ring.steps.take(slots)
         found = self.ring.observations(slots)
-        for name in (*STEP_COLUMNS, *columns):
-            found[name] = self.ring.columns[name].take(slots, axis=0)
-        return found | next_of(self.ring.observations(self.ring.next.take(slots)))
+        for name in STEP_COLUMNS:
+            found[name] = steps[name].copy()
+        for name in columns:
+            found[name] = self.ring.columns[name][slots]
+        return found | next_of(self.ring.observations(steps["next"]))
 
     def update(self, rows: Ints, priorities: Numbers) -> None:
         raise ConfigError(

@@ -70,26 +70,28 @@ class NStep(Transitions):
         ring = self.ring
         slots = ring.slots(rows)
         found = ring.observations(slots)
-        for name in ("action", *columns):
-            found[name] = ring.columns[name].take(slots, axis=0)
-        total = ring.columns["reward"].take(slots).astype(np.float64)
+        for name in columns:
+            found[name] = ring.columns[name][slots]
+        last = ring.steps.take(slots)
+        found["action"] = last["action"].copy()
+        total = last["reward"].astype(np.float64)
         discount = np.full(len(rows), self.gamma)
-        last = slots.copy()
         going = np.arange(len(rows))  # of those that may go on
         for _ in range(self.n - 1):
-            following = ring.next.take(last[going])
+            following = last["next"][going]
             goes_on = following < ring.capacity
             going, following = going[goes_on], following[goes_on]
             if not len(going):
                 break
-            total[going] += discount[going] * ring.columns["reward"].take(following)
+            steps = ring.steps.take(following)
+            total[going] += discount[going] * steps["reward"]
             discount[going] *= self.gamma
-            last[going] = following
-        found["reward"] = total.astype(ring.columns["reward"].dtype)
+            last[going] = steps
+        found["reward"] = total.astype(last["reward"].dtype)
         for name in ("terminated", "truncated"):
-            found[name] = ring.columns[name].take(last)
+            found[name] = last[name].copy()
         found["discount"] = discount.astype(np.float32)
-        return found | next_of(ring.observations(ring.next.take(last)))
+        return found | next_of(ring.observations(last["next"]))
 
     def update(self, rows: Ints, priorities: Numbers) -> None:
         self.base.update(rows, priorities)

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from clusterenv.batch import Batch
 from clusterenv.errors import ConfigError, EmptyStore
 from clusterenv.schema import Column
-from clusterenv.store.ring import Block, Ints, Ring
-from clusterenv.store.samplers.base import STEP_COLUMNS, Draw, Numbers, Transitions, next_of, wanted
+from clusterenv.store.ring import STEP_COLUMNS, Block, Ints, Ring
+from clusterenv.store.samplers.base import Draw, Numbers, Transitions, next_of, wanted
 from clusterenv.store.samplers.rows import Prioritized
 
 __all__ = ["Sequences"]
@@ -126,8 +126,8 @@ class Sequences(Transitions):
         flat = slots.reshape(-1)
         found = self.ring.observations(flat)
         for name in (*STEP_COLUMNS, *columns):
-            found[name] = self.ring.columns[name].take(flat, axis=0)
-        found |= next_of(self.ring.observations(self.ring.next.take(flat)))
+            found[name] = self.ring.columns[name][flat]
+        found |= next_of(self.ring.observations(self.ring.next[flat]))
         shaped = {
             name: column.reshape(*mask.shape, *column.shape[1:]) for name, column in found.items()
         }
@@ -161,7 +161,7 @@ class Sequences(Transitions):
         mask = np.zeros(slots.shape, np.bool_)
         mask[:, 0] = True
         for k in range(1, self._total):
-            following = self.ring.next.take(slots[:, k - 1])
+            following = self.ring.next[slots[:, k - 1]]
             mask[:, k] = mask[:, k - 1] & (following < capacity)
             slots[:, k] = np.where(mask[:, k], following, slots[:, k - 1])
         return slots, mask
