@@ -51,9 +51,8 @@ class Episodes:
     def add(self, batch: Batch) -> list[tuple[int, float]]:
         """Book a batch; return environment and return of every episode that ended in it."""
         # Environment by environment, each in order of time: tracks of one lie side by side.
-        env, reward, terminated, truncated = (
-            batch[name].T.reshape(-1) for name in ("env", "reward", "terminated", "truncated")
-        )
+        names = ("env", "step", "reward", "terminated", "truncated")
+        env, step, reward, terminated, truncated = (batch[name].T.reshape(-1) for name in names)
         over = terminated | truncated
         last = over.copy()  # rows after which another episode, or another environment, begins
         last[:-1] |= env[1:] != env[:-1]
@@ -63,7 +62,8 @@ class Episodes:
         total = np.add.reduceat(reward.astype(np.float64), starts)
         of = env[starts]
         first = np.concatenate([[True], of[1:] != of[:-1]])
-        total[first] += self._open[of[first]]
+        goes_on = first & (step[starts] > 0)  # a shard that was placed again begins anew
+        total[goes_on] += self._open[of[goes_on]]
         self._open[of[first]] = 0.0
         done = over[ends]
         self._open[of[~done]] = total[~done]

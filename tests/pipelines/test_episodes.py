@@ -32,6 +32,19 @@ def test_returns_are_those_of_the_rows_one_by_one(tracks: bool) -> None:
     assert list(episodes.returns) == pytest.approx([value for _, value in finished[-WINDOW:]])
 
 
+def test_an_episode_that_was_lost_with_its_worker_is_in_no_return() -> None:
+    fleet, episodes = Fleet(shards=1, envs=2, horizon=3, episode=50, seed=6), Episodes(2)
+    assert not episodes.add(fleet.next()[0])
+    fleet.restart(0)
+    found, rows = [], []
+    while not found:
+        batch, more = fleet.next()
+        found, rows = episodes.add(batch), rows + more
+    env, value = found[0]
+    mine = [row for row in rows if (row.env, row.episode) == (env, 0)]
+    assert value == pytest.approx(sum(row.reward for row in mine))
+
+
 def test_the_environments_that_are_judged_have_a_window_as_long_in_steps() -> None:
     fleet = Fleet(shards=2, envs=4, horizon=5, seed=4)
     episodes = Episodes(8, judged=[6, 7])
