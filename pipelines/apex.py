@@ -48,7 +48,7 @@ class Args(LearnerArgs):
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "CartPole-v1": {"lr": 4e-3, "anneal": True, "tau": 0.02},
+    "CartPole-v1": {"lr": 2e-3, "anneal": True, "tau": 0.02, "rows_per_update": 4},
 }
 
 

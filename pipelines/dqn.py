@@ -68,12 +68,12 @@ PRESETS: dict[str, dict[str, Any]] = {
     "LunarLander-v3": {
         "total_steps": 1_000_000, "num_envs": 16, "lr": 1e-3, "anneal": True, "n_step": 3,
         "rows_per_update": 16, "tau": 0.01, "capacity": 300_000, "min_rows": 5_000,
-        "epsilon_steps": 100_000,
-        "log_every": 5_000, "checkpoint_every": 50_000,
+        "epsilon_steps": 100_000, "log_every": 5_000, "checkpoint_every": 50_000,
     },
     "Pong-v5": {
-        "engine": "envpool", "total_steps": 100_000, "lr": 1e-4, "n_step": 3, "batch": 32,
-        "rows_per_update": 8, "capacity": 100_000, "min_rows": 2_000, "hidden": (512,),
+        # A stack of 4 needs 4 frames beside the rows of each fragment: longer ones need fewer.
+        "engine": "envpool", "total_steps": 100_000, "horizon": 64, "lr": 1e-4, "n_step": 3,
+        "batch": 32, "rows_per_update": 8, "capacity": 100_000, "min_rows": 2_000, "hidden": (512,),
         "epsilon_steps": 20_000, "target_every": 500, "tau": 1.0, "prioritized": True,
         "duelling": True, "log_every": 1_000, "publish_every": 32,
     },

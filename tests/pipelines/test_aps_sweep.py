@@ -77,7 +77,7 @@ def test_an_arm_decides_how_its_runs_pull(tmp_path: Path) -> None:
     assert (planned["every-16"].sync, planned["every-16"].every) == ("every", 16)
     assert planned["never"].out == tmp_path / "runs" / "never-7"
     assert {(p.seed, p.num_envs * p.horizon, p.resume) for p in planned.values()} == {
-        (7, 1024, False)
+        (7, 2048, False)
     }
 
 
