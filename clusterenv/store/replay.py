@@ -55,7 +55,7 @@ class ReplayStore(Replay):
 
     Examples
     --------
-    >>> store = ReplayStore(100_000, sampler=Uniform())
+    >>> store = ReplayStore(100_000)
     >>> len(store), store.capacity
     (0, 100000)
 
