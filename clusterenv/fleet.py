@@ -236,9 +236,8 @@ class Fleet:
 
     def watch(self) -> None:
         """Raise if Dask knows of a lost shard: a machine that vanishes closes no connection."""
-        for link in self.links:
-            if not link.lost and link.future.status in ("lost", "cancelled", "error"):
-                raise self.lost(link)
+        for link in self.gone():
+            raise self.lost(link)
 
     def gone(self) -> list[Link]:
         """Return the shards that Dask knows to be lost, and nobody had noticed."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from clusterenv.errors import ConfigError
 
-__all__ = ["Pulse", "Restarts", "choose_worker", "env_seeds", "moves"]
+__all__ = ["Pulse", "Restarts", "choose_worker", "env_seeds"]
 
 
 @dataclass(frozen=True)
@@ -121,39 +121,6 @@ def choose_worker(load: Mapping[str, int], avoid: Collection[str] = ()) -> str |
     ('a', None)
     """
     return min(load, key=lambda worker: (worker in avoid, load[worker], worker), default=None)
-
-
-def moves(placed: Mapping[int, str], workers: Collection[str]) -> dict[int, str]:
-    """Return which shards move to which workers, so that no worker has two while one has none.
-
-    Parameters
-    ----------
-    placed
-        The worker of each shard.
-    workers
-        All that are there.
-
-    Examples
-    --------
-    >>> moves({0: "a", 1: "a", 2: "a", 3: "b"}, ["a", "b", "c", "d"])
-    {2: 'c', 1: 'd'}
-    >>> moves({0: "a", 1: "b"}, ["a", "b", "c"])
-    {}
-    """
-    load = dict.fromkeys(sorted(workers), 0)
-    for worker in placed.values():
-        if worker in load:
-            load[worker] += 1
-    chosen: dict[int, str] = {}
-    for shard in sorted(placed, reverse=True):
-        free = min(load, key=lambda worker: (load[worker], worker), default=None)
-        here = placed[shard]
-        if free is None or here not in load or load[free] > 0 or load[here] < 2:
-            continue
-        chosen[shard] = free
-        load[here] -= 1
-        load[free] += 1
-    return chosen
 
 
 def env_seeds(seed: int | None, incarnation: int, first: int, count: int) -> list[int | None]:

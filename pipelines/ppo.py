@@ -83,6 +83,10 @@ class Args:
             if getattr(self, name) < 1:
                 flag = f"--{name.replace('_', '-')}"
                 raise ConfigError(f"{flag} must be at least 1, got {getattr(self, name)}: {flag} 8")
+        if not self.max_correction > 0:
+            raise ConfigError(
+                f"--max-correction must be above 0, got {self.max_correction}: --max-correction 2"
+            )
         if 2 * self.minibatches > self.num_envs * self.horizon:
             raise ConfigError(
                 f"--minibatches {self.minibatches} leaves fewer than 2 rows in each, of "

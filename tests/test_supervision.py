@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clusterenv import errors
-from clusterenv.supervision import Pulse, Restarts, choose_worker, env_seeds, moves
+from clusterenv.supervision import Pulse, Restarts, choose_worker, env_seeds
 
 
 def test_the_first_restart_is_at_once_and_later_ones_wait_longer() -> None:
@@ -37,12 +37,6 @@ def test_shards_double_up_on_the_least_loaded_worker() -> None:
     assert choose_worker({"a": 2, "b": 1, "c": 1}) == "b"
     assert choose_worker({"a": 2, "b": 1}, avoid=["b"]) == "a"
     assert choose_worker({}) is None
-
-
-def test_shards_spread_again_until_no_worker_is_idle() -> None:
-    assert moves({0: "a", 1: "a", 2: "b", 3: "b"}, ["a", "b", "c"]) == {3: "c"}
-    assert moves({0: "a", 1: "a"}, ["a"]) == {}
-    assert moves({0: "gone", 1: "a"}, ["a", "b"]) == {}
 
 
 def test_no_incarnation_repeats_a_seed_whatever_the_sharding() -> None:

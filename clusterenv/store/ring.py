@@ -119,7 +119,6 @@ class Ring:
         self, specs: Specs, capacity: int, side: int, allocate: Allocate, stack: Stack | None = None
     ) -> None:
         self.specs = specs
-        self._names = list(specs.rows)
         self.capacity = capacity
         self.side = side
         self.stack = stack
@@ -345,10 +344,6 @@ class Ring:
     def slots(self, rows: Ints) -> Ints:
         """Return where rows lie."""
         return rows % self.capacity
-
-    def following(self, slots: Ints) -> Ints:
-        """Return the slots of the next observations."""
-        return self.next[slots]
 
     def observations(self, slots: Ints) -> dict[str, Column]:
         """Return the observations in these slots, put together from frames if they are."""

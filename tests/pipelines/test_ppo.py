@@ -14,8 +14,9 @@ from distributed import Client
 
 from clusterenv.errors import ConfigError
 from clusterenv.policies import Context
+from clusterenv.store import Rollout
 from pipelines.agents import PPOAgent
-from pipelines.ppo import COLUMNS, Args, preset, train
+from pipelines.ppo import COLUMNS, Args, preset, train, update
 from pipelines.running import RewardScaler, RunningStats
 
 BOX = gym.spaces.Box(-1, 1, (3,), np.float32)
@@ -105,6 +106,51 @@ def test_workers_that_never_pull_keep_the_first_version(tmp_path: Path, cluster:
     result = train(short(tmp_path, 4 * 256, sync="never", cluster=cluster))
     assert result.version >= 4
     assert float(progress(tmp_path)[-1]["lag_mean"]) > 0
+
+
+def stale_rollout(agent: PPOAgent, behind: float) -> Rollout:
+    """Return rows whose actions have become likelier by ``behind`` since an older version acted."""
+    torch.manual_seed(0)
+    obs, action = torch.randn(32, 2, 4), torch.zeros(32, 2, dtype=torch.long)
+    with torch.no_grad():
+        now = agent.distribution(obs.flatten(0, 1)).log_prob(action.flatten())
+    ends = torch.zeros(32, 2, dtype=torch.bool)
+    columns = {"obs": obs, "action": action, "log_prob": (now - behind).view(32, 2)}
+    columns |= {"terminated": ends, "truncated": ends, "reward": torch.randn(32, 2)}
+    return Rollout(columns, torch.tensor([62, 63]), {"obs": torch.randn(2, 4)})
+
+
+@pytest.mark.parametrize("behind", [0.0, 3.0])
+def test_rows_of_an_older_version_do_not_hold_the_learner_back(behind: float) -> None:
+    """Clipped around the version that acted, rows twenty times likelier would teach nothing."""
+    torch.manual_seed(0)
+    env = gym.make("CartPole-v1")
+    agent = PPOAgent(env.observation_space, env.action_space, (16,), normalize_obs=False)
+    rollout = stale_rollout(agent, behind)
+    before = [parameter.clone() for parameter in agent.actor.parameters()]
+    args = Args(epochs=1, minibatches=1, entropy=0.0)
+    losses = update(
+        agent, torch.optim.SGD(agent.parameters(), 0.1), rollout, rollout["reward"], args
+    )
+    assert losses["clip_fraction"] == 0
+    moved = [(a - b).abs().max() for a, b in zip(agent.actor.parameters(), before, strict=True)]
+    assert max(moved) > 1e-4
+
+
+def test_the_weight_of_older_rows_is_bounded() -> None:
+    torch.manual_seed(0)
+    env = gym.make("CartPole-v1")
+    found = []
+    for behind in (0.0, math.log(2), 3.0):
+        torch.manual_seed(1)
+        agent = PPOAgent(env.observation_space, env.action_space, (16,), normalize_obs=False)
+        rollout = stale_rollout(agent, behind)
+        args = Args(epochs=1, minibatches=1, grad_norm=1e9, entropy=0.0)
+        before = agent.actor[-1].bias.clone()
+        update(agent, torch.optim.SGD(agent.parameters(), 0.1), rollout, rollout["reward"], args)
+        found.append(agent.actor[-1].bias.detach() - before.detach())
+    torch.testing.assert_close(found[1], 2 * found[0])
+    torch.testing.assert_close(found[2], found[1])
 
 
 def test_continuous_actions_are_clipped_but_learnt_from_as_sampled() -> None:
