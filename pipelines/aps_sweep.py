@@ -113,7 +113,6 @@ def plan(args: Args, arm: Arm, seed: int) -> ppo.Args:
     """Return the arguments of one run."""
     changes: dict[str, Any] = {name: getattr(args, name) for name in (*SETTINGS, "cluster")}
     changes |= {"sync": arm.rule, "seed": seed, "out": args.out / "runs" / f"{arm.name}-{seed}"}
-    changes |= {"minibatches": 8}  # many small updates: many versions
     if arm.rule == "divergence":
         changes["threshold"] = arm.number
     elif arm.rule == "every":

@@ -103,8 +103,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "gamma": 0.98, "lam": 0.9, "entropy": 0.0,
     },
     "LunarLander-v3": {
-        "total_steps": 1_500_000, "horizon": 256, "epochs": 6, "minibatches": 16, "lr": 5e-4,
-        "gamma": 0.999, "lam": 0.98,
+        "minibatches": 16, "lr": 1e-3, "gamma": 0.999, "lam": 0.98, "scale_rewards": True,
     },
     "Pendulum-v1": {
         "total_steps": 600_000, "num_envs": 32, "horizon": 100, "epochs": 10, "minibatches": 16,
