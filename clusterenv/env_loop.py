@@ -139,6 +139,11 @@ class EnvLoop:
                 annotate(fragment, self._policy)
         return fragment
 
+    @property
+    def waiting_rows(self) -> int:
+        """Rows that were recorded and are in no fragment."""
+        return 0 if self._recorder is None else self._recorder.waiting_rows
+
     def recycle(self, fragment: Fragment) -> None:
         """Take back the buffers of a fragment that nobody reads any more."""
         if fragment.block is not None and len(self._free) < 4:

@@ -22,6 +22,7 @@ __all__ = [
     "RatioError",
     "ResetNeeded",
     "ResultsPending",
+    "SchedulerLost",
     "SchemaMismatch",
     "StaleBatch",
     "StoreDamaged",
@@ -55,6 +56,10 @@ class NoWorkers(ClusterEnvError, TimeoutError):
 
 class WorkerLost(ClusterEnvError, ConnectionError):
     """A worker that held a shard is gone."""
+
+
+class SchedulerLost(ClusterEnvError, ConnectionError):
+    """The cluster's scheduler is gone, so nothing can be placed on a worker any more."""
 
 
 class EnvError(ClusterEnvError, RuntimeError):

@@ -28,9 +28,11 @@ class Frame(enum.IntEnum):
     ANNOUNCE = 22
     WEIGHTS = 23
     PING = 24
+    DRAIN = 25
     FRAGMENT = 31
     PULL = 32
     PONG = 33
+    DRAINED = 34
     # Either: something was raised on the worker.
     FAILED = 41
 

@@ -127,6 +127,7 @@ class Stream:
         self._changed = threading.Condition()
         self._arrived: Weights | None = None
         self._closed = False
+        self._draining = False
         self._busy = False  # whether environments are being stepped
 
     def run(self, channel: Channel) -> None:
@@ -141,6 +142,9 @@ class Stream:
             helper.start()
         try:
             while (fresh := self._tickets.get()) is not None:
+                if self._draining:
+                    self._hand_over(helpers)
+                    break
                 self._synchronize(wait=fresh)
                 self._busy = True
                 newest, divergence = self._client.newest.version, self._client.divergence
@@ -160,6 +164,15 @@ class Stream:
             channel.close()
             for helper in helpers:
                 helper.join()
+
+    def _hand_over(self, helpers: list[threading.Thread]) -> None:
+        """Deliver all that is finished, say so, and wait until the head closes."""
+        self._outbox.put(None)
+        helpers[1].join()
+        with self._send_lock:
+            self._channel.send(Frame.DRAINED, dumps(self._loop.waiting_rows))
+        while self._tickets.get() is not None:
+            pass
 
     def _acting(self) -> Acting:
         return Acting(self._client.version, self._client.newest.scalars)
@@ -220,6 +233,9 @@ class Stream:
                     self._client.newest = Announcement(*blob)
                 elif header.kind == Frame.WEIGHTS:
                     self._receive(header, blob)
+                elif header.kind == Frame.DRAIN:
+                    self._draining = True
+                    self._tickets.put(False)
                 elif header.kind == Frame.PING:
                     with self._send_lock:
                         self._channel.send(Frame.PONG, dumps((self._loop.steps, self._busy)))

@@ -9,7 +9,7 @@ import numpy as np
 
 from clusterenv.errors import ConfigError
 
-__all__ = ["Pulse", "Restarts", "choose_worker", "env_seeds"]
+__all__ = ["Pulse", "Restarts", "choose_worker", "env_seeds", "shards_to_add", "shards_to_move"]
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,66 @@ def choose_worker(load: Mapping[str, int], avoid: Collection[str] = ()) -> str |
     ('a', None)
     """
     return min(load, key=lambda worker: (worker in avoid, load[worker], worker), default=None)
+
+
+def shards_to_move(
+    placed: Mapping[int, str], load: Mapping[str, int], leaving: Collection[str]
+) -> list[int]:
+    """Return the shards that should be on another worker.
+
+    Those on workers that are to leave; and of a worker that has at least two shards more than
+    another, as many as make the two even.
+
+    Parameters
+    ----------
+    placed
+        The worker of each shard.
+    load
+        Shards of each worker that is there, whoever they belong to.
+    leaving
+        Workers that are to leave.
+
+    Examples
+    --------
+    >>> shards_to_move({0: "a", 1: "a"}, {"a": 2, "b": 0}, leaving=())
+    [1]
+    >>> shards_to_move({0: "a", 1: "b"}, {"a": 1, "b": 1, "c": 0}, leaving={"b"})
+    [1]
+    >>> shards_to_move({0: "a", 1: "a"}, {"a": 2, "b": 1}, leaving=())
+    []
+    """
+    moving = [shard for shard, worker in placed.items() if worker in leaving]
+    staying = {worker: count for worker, count in load.items() if worker not in leaving}
+    for _ in moving:
+        if staying:
+            staying[min(staying, key=lambda worker: staying[worker])] += 1
+    while staying:
+        ours = {shard: worker for shard, worker in placed.items() if shard not in moving}
+        crowded = [shard for shard, worker in ours.items() if worker in staying]
+        if not crowded:
+            break
+        shard = max(crowded, key=lambda shard: (staying[ours[shard]], shard))
+        emptiest = min(staying, key=lambda worker: staying[worker])
+        if staying[ours[shard]] < staying[emptiest] + 2:
+            break
+        staying[ours[shard]] -= 1
+        staying[emptiest] += 1
+        moving.append(shard)
+    return moving
+
+
+def shards_to_add(
+    shards: int, max_shards: int, load: Mapping[str, int], leaving: Collection[str]
+) -> int:
+    """Return how many shards workers that have none could take.
+
+    Examples
+    --------
+    >>> shards_to_add(2, 3, {"a": 1, "b": 1, "c": 0, "d": 0}, leaving=())
+    1
+    """
+    free = sum(not count and worker not in leaving for worker, count in load.items())
+    return max(0, min(free, max_shards - shards))
 
 
 def env_seeds(seed: int | None, incarnation: int, first: int, count: int) -> list[int | None]:
