@@ -31,13 +31,14 @@ from clusterenv.errors import (
     WorkerLost,
 )
 from clusterenv.fleet import Link, env_error
+from clusterenv.fragment import Cut
 from clusterenv.frames import Frame
 from clusterenv.launch import make_recipe, open_fleet
 from clusterenv.policies.base import Policy
 from clusterenv.schema import Layout
 from clusterenv.stats import Stats, Tally
 from clusterenv.stream import SWITCHES, StreamSpec
-from clusterenv.supervision import Restarts
+from clusterenv.supervision import EnvFaults, Restarts
 from clusterenv.supervisor import Supervisor
 from clusterenv.sync.publisher import Publisher
 from clusterenv.sync.rules import EveryVersion, SyncRule
@@ -76,6 +77,9 @@ class Collector:
     restarts
         How often a lost shard is placed again before the run ends: 5 times in 10 minutes by
         default, ``Restarts(0)`` for never.
+    env_faults
+        What becomes of an environment that raises or breaks its own space: by default it is
+        rebuilt, alone, up to 5 times in 10 minutes; see :class:`clusterenv.EnvFaults`.
     switch
         Between what a shard changes its policy and scalars: ``"fragment"``, or ``"step"``
         to act with new weights from the next step on. ``rollout()`` always changes them
@@ -111,6 +115,7 @@ class Collector:
         credits: int = 2,  # noqa: A002
         max_shards: int | None = None,
         restarts: Restarts | None = None,
+        env_faults: EnvFaults | None = None,
         switch: str = "fragment",
         wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] = (),
         **env_kwargs: Any,
@@ -124,7 +129,8 @@ class Collector:
         mode = AutoresetMode.SAME_STEP if loop else AutoresetMode.NEXT_STEP
         recipe = make_recipe(env, num_envs, engine, mode, wrappers, env_kwargs)
         try:
-            stream = cloudpickle.dumps(StreamSpec(policy, rule, horizon, seed, 0, switch))
+            spec = StreamSpec(policy, rule, horizon, seed, 0, switch, env_faults or EnvFaults())
+            stream = cloudpickle.dumps(spec)
         except Exception as error:
             raise ConfigError(
                 f"the policy cannot be sent to a worker: {error}. Keep locks, files and "
@@ -415,6 +421,7 @@ class Collector:
     def _batch(self, link: Link, header: Header, meta: FragmentMeta) -> Batch:
         columns, tails, state = receive(link.channel, header, Parts(*meta.parts))
         tail_rows = tails.pop("")
+        cuts = [Cut(*cut) for cut in meta.cuts]
         batch = Batch(
             columns,
             link.share.count,
@@ -424,7 +431,10 @@ class Collector:
             shard=link.index,
             incarnation=link.incarnation,
             policy_version=meta.version,
+            cuts=cuts,
         )
+        for cut in cuts:
+            logger.warning("environment %d of %s was rebuilt: %s", cut.env, link, cut.reason)
         with self._tally.lock:
             self._tally.add(link.index, batch.num_rows, header.body, meta)
         return batch

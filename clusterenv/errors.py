@@ -16,6 +16,7 @@ __all__ = [
     "ConfigError",
     "EmptyStore",
     "EnvError",
+    "EnvGivenUp",
     "NoWorkers",
     "NothingSent",
     "PolicyError",
@@ -64,6 +65,10 @@ class SchedulerLost(ClusterEnvError, ConnectionError):
 
 class EnvError(ClusterEnvError, RuntimeError):
     """An environment or its factory raised on a worker."""
+
+
+class EnvGivenUp(EnvError):
+    """An environment failed more often than it may be rebuilt."""
 
 
 class PolicyError(ClusterEnvError, RuntimeError):

@@ -19,6 +19,7 @@ from clusterenv.envs import EnvDescription
 from clusterenv.errors import (
     ConfigError,
     EnvError,
+    EnvGivenUp,
     NoWorkers,
     PolicyError,
     SchedulerLost,
@@ -393,8 +394,10 @@ def env_error(link: Link, failure: Failure) -> Exception:
     hint = ""
     if isinstance(cause, ImportError):
         hint = "\nIs the package installed on the workers?"
-    error = EnvError(
-        f"{which} of {link} raised in {failure.doing}.{hint}\n\n"
+    kind = EnvGivenUp if failure.note else EnvError
+    note = f"\n{failure.note}" if failure.note else ""
+    error = kind(
+        f"{which} of {link} raised in {failure.doing}.{hint}{note}\n\n"
         f"On the worker:\n{failure.traceback.rstrip()}"
     )
     error.__cause__ = cause

@@ -49,6 +49,8 @@ class Stats:
     """Shards placed again after a loss."""
     moves: int
     """Shards that were moved from one worker to another, with nothing lost."""
+    rebuilt: int
+    """Environments that were rebuilt after a fault of their own."""
     incarnations: list[int]
     """Of each shard: how often it was placed again."""
     queued: int
@@ -76,7 +78,7 @@ class Tally:
         self._lags: list[int] = [0, 0, 0]  # least, most, sum
         self._fragments = 0
         self._incarnations = [0] * shards
-        self._restarts = self._moves = 0
+        self._restarts = self._moves = self._rebuilt = 0
         self._earlier = [0, 0]  # checks and pulls of incarnations that are gone
 
     def began(self, shard: int, incarnation: int, because: str) -> None:
@@ -106,6 +108,7 @@ class Tally:
         self._lengths.extend(meta.lengths)
         self._checks[shard] = meta.checks
         self._pulls[shard] = meta.pulls
+        self._rebuilt += len(meta.cuts)
         self._versions[shard] = meta.version
         self._divergences[shard] = meta.divergence
         lag = meta.newest - meta.version
@@ -137,6 +140,7 @@ class Tally:
             versions=list(self._versions),
             restarts=self._restarts,
             moves=self._moves,
+            rebuilt=self._rebuilt,
             incarnations=list(self._incarnations),
             queued=queued,
             evaluation_seconds=publisher.evaluation_seconds,

@@ -11,7 +11,7 @@ import logging
 import queue
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from clusterenv.errors import ChannelClosed
 from clusterenv.fragment import Fragment
 from clusterenv.frames import Frame, failure_of
 from clusterenv.policies.base import Policy
-from clusterenv.supervision import env_seeds
+from clusterenv.supervision import EnvFaults, env_seeds
 from clusterenv.sync.rules import SyncRule
 from clusterenv.sync.weights import Weights, load, manifest_of
 from clusterenv.wire import FragmentMeta, body_of, parts_of
@@ -48,6 +48,7 @@ class StreamSpec:
     version: int
     switch: str = "fragment"
     """One of :data:`SWITCHES`."""
+    env_faults: EnvFaults = field(default_factory=EnvFaults)
 
 
 class Announcement(NamedTuple):
@@ -121,6 +122,7 @@ class Stream:
             first,
             spec.horizon,
             env_seeds(spec.seed, incarnation, first, engine.num_envs),
+            spec.env_faults,
         )
         self._tickets: queue.SimpleQueue[bool | None] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[tuple[Fragment, FragmentMeta] | None] = queue.SimpleQueue()
@@ -209,6 +211,7 @@ class Stream:
             fragment.dropped,
             self._client.checks,
             self._client.pulls,
+            fragment.cuts,
         )
 
     def _send(self) -> None:

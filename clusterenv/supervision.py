@@ -9,7 +9,16 @@ import numpy as np
 
 from clusterenv.errors import ConfigError
 
-__all__ = ["Pulse", "Restarts", "choose_worker", "env_seeds", "shards_to_add", "shards_to_move"]
+__all__ = [
+    "EnvFaults",
+    "Pulse",
+    "Restarts",
+    "choose_worker",
+    "env_seeds",
+    "rebuilt_seed",
+    "shards_to_add",
+    "shards_to_move",
+]
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,43 @@ class Restarts:
         if recent > self.count:
             return None
         return 0.0 if recent < 2 else float(min(self.backoff_max, self.backoff * 2 ** (recent - 2)))
+
+
+@dataclass(frozen=True)
+class EnvFaults:
+    """What becomes of an environment that raises or breaks its own space.
+
+    Parameters
+    ----------
+    count
+        How often one environment is rebuilt within ``seconds``; one fault more ends the run.
+        With 0 the first fault does.
+    seconds
+        The time that faults are counted over.
+    bounds
+        Whether an observation outside the bounds of its ``Box`` is a fault too. Numbers that
+        are not finite, wrong shapes and wrong dtypes always are.
+
+    Examples
+    --------
+    >>> EnvFaults(count=2, seconds=60).allows([0, 50, 70], now=70)
+    True
+    """
+
+    count: int = 5
+    seconds: float = 600.0
+    bounds: bool = False
+
+    def __post_init__(self) -> None:
+        if self.count < 0 or not self.seconds > 0:
+            raise ConfigError(
+                f"count={self.count}, seconds={self.seconds}: EnvFaults(5, seconds=600), or "
+                "EnvFaults(0) to end the run at the first fault"
+            )
+
+    def allows(self, faults: Sequence[float], now: float) -> bool:
+        """Whether an environment with faults at these times, the last included, is rebuilt."""
+        return sum(now - fault <= self.seconds for fault in faults) <= self.count
 
 
 class Pulse:
@@ -204,3 +250,16 @@ def env_seeds(seed: int | None, incarnation: int, first: int, count: int) -> lis
         int(np.random.SeedSequence([seed, incarnation, env]).generate_state(1)[0] >> 1)
         for env in range(first, first + count)
     ]
+
+
+def rebuilt_seed(seed: int | None, env: int, count: int) -> int | None:
+    """Return the seed of an environment that is rebuilt, for the ``count``-th time.
+
+    Examples
+    --------
+    >>> rebuilt_seed(None, 3, 1) is None, rebuilt_seed(7, 3, 1) != rebuilt_seed(7, 3, 2)
+    (True, True)
+    """
+    if seed is None:
+        return None
+    return int(np.random.SeedSequence([seed, env, count, 1]).generate_state(1)[0] >> 1)

@@ -13,6 +13,7 @@ from clusterenv.errors import (
     ClusterEnvError,
     ConfigError,
     EnvError,
+    EnvGivenUp,
     PolicyError,
     SchedulerLost,
     WorkerLost,
@@ -23,6 +24,8 @@ from clusterenv.supervision import Restarts, shards_to_add, shards_to_move
 __all__ = ["Losses", "Supervisor"]
 
 logger = logging.getLogger("clusterenv")
+
+_FINAL = (ConfigError, PolicyError, EnvGivenUp, SchedulerLost)  # the next one would fail too
 
 
 class Losses:
@@ -44,7 +47,7 @@ class Losses:
         """Note a loss; return the seconds to wait, or ``None`` if the run must end."""
         self._times[shard].append(time.monotonic())
         self._errors[shard].append(error)
-        if isinstance(error, (ConfigError, PolicyError, SchedulerLost)):  # the next would fail too
+        if isinstance(error, _FINAL):
             return None
         return self._rule.wait(self._times[shard], time.monotonic())
 
