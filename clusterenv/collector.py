@@ -330,6 +330,8 @@ class Collector:
             self._drained(selector, link, 0)
             return
         selector.unregister(link.channel)
+        with self._tally.lock:
+            self._tally.lost(max(0, link.pulse.steps * link.share.count - link.delivered))
         self._supervisor.lost(link, error, end_process)
 
     def _drain(self, link: Link) -> None:
@@ -435,6 +437,7 @@ class Collector:
         )
         for cut in cuts:
             logger.warning("environment %d of %s was rebuilt: %s", cut.env, link, cut.reason)
+        link.delivered += batch.num_rows
         with self._tally.lock:
             self._tally.add(link.index, batch.num_rows, header.body, meta)
         return batch

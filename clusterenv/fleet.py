@@ -82,6 +82,8 @@ class Link:
         self._channel: Channel | None = None
         self.lost = False
         self.draining = False
+        self.delivered = 0
+        """Rows that have arrived."""
         self.because = "scale"
         """Why it was placed: ``scale``, ``loss`` or ``move``."""
         self.pulse = Pulse(time.monotonic())
@@ -253,7 +255,15 @@ class Fleet:
     def end_process(self, link: Link) -> None:
         """End the process of a worker that does not answer; its nanny starts another."""
         try:
-            self._client.restart_workers([link.worker], timeout=config.seconds("timeout.workers"))
+            # As client.restart_workers, which would wait until the new process is there.
+            self._client.sync(
+                self._client.scheduler.restart_workers,
+                workers=[link.worker],
+                timeout=config.seconds("timeout.workers"),
+                wait_for_workers=False,
+                on_error="return",
+                stimulus_id=f"clusterenv-end-{link.worker}",
+            )
         except Exception as error:  # no nanny, or it is gone already
             logger.warning("the process of %s could not be ended: %s", link, error)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -110,7 +111,10 @@ def make_recipe(
 
 
 def _spec(name: str) -> EnvSpec:
+    module, _, name = name.rpartition(":")
     try:
+        if module:  # which registers it
+            importlib.import_module(module)
         return gym.spec(name)
     except (gym.error.UnregisteredEnv, gym.error.DeprecatedEnv) as error:
         raise UnknownEnv(
@@ -118,4 +122,4 @@ def _spec(name: str) -> EnvSpec:
             f"make_vec('package:{name}', 8)"
         ) from error
     except ModuleNotFoundError as error:
-        raise UnknownEnv(f"cannot import the module of {name!r}: {error}") from error
+        raise UnknownEnv(f"cannot import {module!r}, the module of {name!r}: {error}") from error

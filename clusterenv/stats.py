@@ -20,6 +20,8 @@ class Stats:
     rows: int
     dropped_rows: int
     """Rows left behind by a lock-step start or a move (engines that spend steps on resetting)."""
+    lost_rows: int
+    """Rows that lost shards had taken, as far as they had told, and not delivered."""
     episodes: int
     returns: list[float]
     """Of the last 100 finished episodes."""
@@ -72,7 +74,7 @@ class Tally:
         self._pulls = [0] * shards
         self._versions = [0] * shards
         self._divergences: list[float | None] = [None] * shards
-        self._wire = self._dropped = self._episodes = 0
+        self._wire = self._dropped = self._lost = self._episodes = 0
         self._returns: deque[float] = deque(maxlen=100)
         self._lengths: deque[int] = deque(maxlen=100)
         self._lags: list[int] = [0, 0, 0]  # least, most, sum
@@ -99,6 +101,10 @@ class Tally:
         """Count rows that a move has cost."""
         self._dropped += rows
 
+    def lost(self, rows: int) -> None:
+        """Count rows that went with a shard."""
+        self._lost += rows
+
     def add(self, shard: int, rows: int, nbytes: int, meta: FragmentMeta) -> None:
         self._rows[shard] += rows
         self._wire += nbytes
@@ -122,6 +128,7 @@ class Tally:
         return Stats(
             rows=sum(self._rows),
             dropped_rows=self._dropped,
+            lost_rows=self._lost,
             episodes=self._episodes,
             returns=list(self._returns),
             lengths=list(self._lengths),

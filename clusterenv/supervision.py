@@ -129,6 +129,11 @@ class Pulse:
         self._steps = -1
         self._busy = False
 
+    @property
+    def steps(self) -> int:
+        """Steps that the shard had taken when it last answered."""
+        return max(0, self._steps)
+
     def heard(self, now: float) -> None:
         """Note that something came."""
         self._heard = now

@@ -196,7 +196,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self._drop_pending()
         result = _Result(self._obs, self.num_envs)
         self._send_reset(seeds, options, mask, result)
-        self._collect(len(self._fleet.links))
+        self._collect()
         return self._obs.nest(result.slot.obs), result.info()
 
     def step(self, actions: Any) -> StepResult:
@@ -218,7 +218,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         result = _Result(self._obs, self.num_envs)
         for whole in self._whole:
             self._send_step(whole, [column[whole.span] for column in columns], result)
-        self._collect(len(self._fleet.links))
+        self._collect()
         if self._disabled:
             self._note_over(slice(None), result.slot)
         obs, reward, terminated, truncated = result.slot
@@ -247,7 +247,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
                 incarnation = self._fleet.links[whole.shard].incarnation
                 request = self._remote.request(whole.shard, incarnation)
                 self._exchange.send(whole.shard, Frame.ACT, reader, again, *request)
-        self._collect(len(self._fleet.links))
+        self._collect()
         if self._disabled:
             self._note_over(slice(None), result.slot)
         obs, reward, terminated, truncated = result.slot
@@ -536,8 +536,9 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
                 raise answer
         return [value for _, values in sorted(answers, key=lambda a: a[0]) for value in values]
 
-    def _collect(self, answers: int) -> None:
-        for _ in range(answers):
+    def _collect(self) -> None:
+        """Receive every answer: one of each shard, or two if some of its environments were lost."""
+        while self._exchange.outstanding:
             self._next_answer()
 
     def _next_answer(self) -> Answer:
@@ -549,8 +550,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
 
     def _drop_pending(self) -> None:
         """Receive and forget what was sent before, so that a reset begins anew."""
-        while self._exchange.outstanding:
-            self._next_answer()
+        self._collect()
         self._pending[:] = False
 
     def _closing_on_error(self) -> _CloseOnError:

@@ -28,7 +28,7 @@ from clusterenv.errors import ClusterEnvError
 from clusterenv.policies import EpsilonGreedy
 from clusterenv.store import NStep, Prioritized, Ratio, ReplayStore, Uniform
 from pipelines.episodes import Episodes, Intake, mean
-from pipelines.learner_args import FREE, LearnerArgs, refused, sync_rule
+from pipelines.learner_args import FREE, LearnerArgs, refused, survival, sync_rule
 from pipelines.q_networks import QNetwork, stack_of
 from pipelines.run import Interrupt
 from pipelines.sessions import Session
@@ -418,6 +418,7 @@ def train(args: LearnerArgs, arrangement: Arrangement = DQN) -> Result:
                     engine=args.engine,
                     sync=sync_rule(args),
                     seed=args.seed + training.steps,  # a resumed run begins new episodes
+                    **survival(args),
                 ) as collector,
             ):
                 training.learn(collector, interrupt)

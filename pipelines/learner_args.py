@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import clusterenv
 from clusterenv.errors import ConfigError
 from clusterenv.sync import SyncRule
 
-__all__ = ["FREE", "LearnerArgs", "refused", "sync_rule"]
+__all__ = ["FREE", "LearnerArgs", "refused", "survival", "sync_rule"]
 
 # Arguments that may change when a run goes on.
 FREE = (
     *("total_steps", "stop_at", "shards", "cluster", "threads", "log_every", "checkpoint_every"),
-    *("out", "quiet"),
+    *("restarts", "restart_wait", "env_faults", "out", "quiet"),
 )
 
 
@@ -53,6 +53,9 @@ class LearnerArgs:
     duelling: bool = False  # heads for state value and advantages
     grad_norm: float = 10.0  # gradients are scaled down to this norm
     hidden: tuple[int, ...] = (128, 128)  # layers
+    restarts: int = 5  # of a lost shard within 10 minutes; one loss more ends the run
+    restart_wait: float = 60.0  # seconds: the longest wait before a shard is placed again
+    env_faults: int = 5  # of one environment within 10 minutes; each time it is rebuilt
     threads: int = 1  # of torch at the head; the workers need the other cores
     log_every: int = 2_000  # steps between two rows of progress.csv
     checkpoint_every: int = 10_000  # steps between two commits of rows and learner
@@ -83,6 +86,15 @@ def refused(name: str, value: float, wanted: str, example: float) -> ConfigError
     """Return the error of an argument, with one that would do."""
     flag = f"--{name.replace('_', '-')}"
     return ConfigError(f"{flag} must be {wanted}, got {value}: {flag} {example}")
+
+
+def survival(args: LearnerArgs) -> dict[str, Any]:
+    """Return what a collector shall do about losses and faults."""
+    wait = args.restart_wait
+    return {
+        "restarts": clusterenv.Restarts(args.restarts, backoff=min(1.0, wait), backoff_max=wait),
+        "env_faults": clusterenv.EnvFaults(args.env_faults),
+    }
 
 
 def sync_rule(args: LearnerArgs) -> SyncRule:

@@ -9,8 +9,10 @@ from typing import Any
 
 import dask
 import numpy as np
+import psutil
 import pytest
 import torch
+from conftest import wait_until
 from distributed import Client
 from gymnasium.vector import AutoresetMode
 from worlds import World
@@ -44,7 +46,10 @@ class Steps(World):
 
 
 def kill(envs: clusterenv.ClusterEnv, env: int, how: int = signal.SIGKILL) -> None:
-    os.kill(envs.call("pid")[env], how)
+    pid = envs.call("pid")[env]
+    os.kill(pid, how)
+    if how == signal.SIGSTOP:  # a busy machine stops its threads one after the other
+        assert wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -1,0 +1,45 @@
+"""What must hold of the rows of a run, whatever happened to it: by their provenance alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+import clusterenv
+
+__all__ = ["Account", "check_rows"]
+
+
+class Account(NamedTuple):
+    """What a dataset holds."""
+
+    rows: int
+    episodes: int
+    incarnations: int
+
+
+def check_rows(dataset: Path) -> Account:
+    """Raise unless every row is there once, in episodes without a gap, none across a crash."""
+    table = clusterenv.open_dataset(dataset).to_table().to_pandas()
+    keys = ["shard", "incarnation", "env", "episode"]
+    assert not table.duplicated([*keys, "step"]).any(), "a row is there twice"
+    obs = np.stack(table["obs"].to_numpy())
+    table["mark"], table["count"] = obs[:, 0], obs[:, 1]
+    assert (table["count"] == table["step"]).all(), "a row is not what it says"
+    table = table.sort_values([*keys, "step"], kind="stable")
+    groups = table.groupby(keys, sort=False)
+    first, size, last = groups["step"].min(), groups.size(), groups["step"].max()
+    assert (last - first + 1 == size).all(), "an episode has a gap"
+    assert (groups["mark"].nunique() == 1).all(), "an episode is of two streams"
+    # An episode begins with its first step, unless the store had been given its end alone.
+    assert (first == 0).all(), "an episode has no beginning"
+    over = table["terminated"] | table["truncated"]
+    inner = over & (table["step"] < groups["step"].transform("max"))
+    assert not inner.any(), "an episode goes on after its end"
+    marks = groups["mark"].first()
+    assert marks.duplicated().mean() < 0.001, "a stream is repeated"
+    return Account(
+        len(table), len(size), table[["shard", "incarnation"]].drop_duplicates().shape[0]
+    )

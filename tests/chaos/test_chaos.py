@@ -1,0 +1,22 @@
+"""Half a minute of chaos; ``make chaos`` has half an hour of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHAOS = Path(__file__).parent / "chaos.py"
+
+
+@pytest.mark.timeout(400)
+def test_every_row_once_and_no_episode_across_a_crash() -> None:
+    # In a process of its own: it interrupts itself when it has seen enough.
+    command = [sys.executable, str(CHAOS), "--minutes", "0.4", "--seed", "1", "--no-throughput"]
+    done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "each row once" in done.stdout
+    print(done.stdout)
