@@ -126,6 +126,7 @@ class EnvLoop:
         self._free: list[dict[str, Column]] = []
         same_step = about.autoreset_mode is AutoresetMode.SAME_STEP
         self._recorder = None if same_step else Recorder(n, horizon, self._ledger)
+        self._ring: list[tuple[int, Sequence[Tensor], Slot]] = []  # views of the recorder's rows
         self._dead = np.zeros(n, np.bool_)  # kept for recurrent policies alone
         self._annotates = type(policy).annotate is not Policy.annotate
         self._guard = None if faults is None else Guard(about.observation_space, faults.bounds)
@@ -189,7 +190,7 @@ class EnvLoop:
         finals: dict[int, Any] = {}  # by row
         steps = range(horizon)
         for t, current, slot in self._steps(block, obs, steps):
-            action = self._act(current, block, t, horizon)
+            action = self._act(self._obs.nest(current), block, t, horizon)
             versions[t] = self._acting.version
             try:
                 infos = self._engine.step([action], slot, None)
@@ -343,16 +344,17 @@ class EnvLoop:
     def _recorded(self, recorder: Recorder, fresh: bool) -> Fragment:
         horizon, n, record = self._horizon, self._n, recorder.columns
         obs = self._prepare(record, recorder.rows)
-        if recorder.now == 0:
+        if not self._ring:
             for column, initial in zip(obs, self._obs_now, strict=True):
                 column[0] = initial
+            self._ring = list(self._steps(record, obs, range(recorder.rows)))
         left = [recorder.forget()] if fresh else []
         for span in recorder.spans(all_envs=fresh):
-            for t, current, slot in self._steps(record, obs, span):
+            for t, current, slot in self._ring[span.start : span.stop]:
                 for name, held in self._state.items():
                     values = held.numpy()
                     _room(record, f"state.{name}", values, recorder.rows)[t] = values
-                action = self._act(current, record, t, recorder.rows)
+                action = self._act(self._obs.nest(current), record, t, recorder.rows)
                 recorder.versions[t] = self._acting.version
                 infos = self._engine.step([action], slot, None)
                 if infos:
@@ -406,14 +408,14 @@ class EnvLoop:
 
     def _steps(
         self, block: dict[str, Column], obs: list[Column], span: range
-    ) -> Iterator[tuple[int, Any, Slot]]:
+    ) -> Iterator[tuple[int, Sequence[Tensor], Slot]]:
         """Yield time rows, the observations to act on and where the step's result goes."""
         here, after = slice(span.start, span.stop), slice(span.start + 1, span.stop + 1)
         tensors = zip(*(torch.from_numpy(column[here]).unbind(0) for column in obs), strict=True)
         following = zip(*(column[after] for column in obs), strict=True)
         flags = (block[name][here] for name in ("reward", "terminated", "truncated"))
         for t, current, beyond, *flag in zip(span, tensors, following, *flags, strict=True):
-            yield t, self._obs.nest(current), Slot(list(beyond), *flag)
+            yield t, current, Slot(list(beyond), *flag)
 
     def _prepare(self, block: dict[str, Column], rows: int) -> list[Column]:
         """Make sure of the columns that the spaces ask for; return those of the observations.
