@@ -6,6 +6,7 @@ environments and the same 64-64 tanh policy; both run in turn, several times, on
 
     python benchmarks/collect.py            # all kinds of work
     python benchmarks/collect.py lunarlander cartpole
+    python benchmarks/collect.py --tls      # the same with and without TLS, in turn
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import dask
 import gymnasium as gym
 import numpy as np
 import torch
@@ -206,6 +208,23 @@ def collecting(work: Work, workers: int, seconds: float) -> tuple[float, float, 
     return rows / spent, 1e6 * used / rows, wire
 
 
+def compare_tls(name: str, workers: int, seconds: float, rounds: int) -> None:
+    """Print what TLS costs: the same collection with it and without, in turn."""
+    work, rates = WORKS[name], {True: [], False: []}
+    for _ in range(rounds):
+        for security in (True, False):
+            with dask.config.set({"clusterenv.security": security}):
+                rates[security].append(collecting(work, workers, seconds))
+    pairs = list(zip(rates[True], rates[False], strict=True))
+    rows, head = (statistics.median(tls[k] / plain[k] for tls, plain in pairs) for k in (0, 1))
+    tls, plain = (statistics.median(rate for rate, _, _ in rates[on]) for on in (True, False))
+    print(
+        f"| {work.title}, {workers} × {work.envs_per_shard} "
+        f"| {plain:,.0f} | {tls:,.0f} | {rows:.2f} | {head:.2f} |",
+        flush=True,
+    )
+
+
 def publishing(workers: int, seconds: float, rounds: int) -> None:
     """Print what ten announcements a second of a 1 M-parameter policy cost, with no pull."""
     torch.manual_seed(0)
@@ -265,12 +284,19 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--tls", action="store_true", help="compare with and without TLS instead")
     args = parser.parse_args()
     torch.set_num_threads(1)
     chosen = args.works or [*WORKS, "publish"]
     unknown = set(chosen) - {*WORKS, "publish"}
     if unknown:
         parser.error(f"unknown work {sorted(unknown)}; there are {', '.join(WORKS)} and publish")
+    if args.tls:
+        print("| work | plain, rows/s | TLS, rows/s | ratio | ratio of the head's CPU per row |")
+        print("|---|---:|---:|---:|---:|")
+        for name in args.works or WORKS:
+            compare_tls(name, args.workers, args.seconds, args.rounds)
+        return
     columns = ("bare limit, rows/s", "Collector, rows/s", "ratio", "goal", "head CPU, s per M rows")
     if chosen != ["publish"]:
         print(f"| work | {' | '.join(columns)} | bytes per row |")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import logging
 import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,9 +16,12 @@ import dask
 from dask.system import CPU_COUNT
 from distributed import Client, LocalCluster, Worker, WorkerPlugin
 from distributed.deploy import Cluster
+from distributed.security import Security
 
 from clusterenv import config
 from clusterenv.errors import ConfigError, NoWorkers
+from clusterenv.jobqueue import JOBQUEUES, start_jobqueue
+from clusterenv.security import choose_security
 
 __all__ = ["ClusterLike", "connect", "starts_cluster", "wait_for_workers"]
 
@@ -27,17 +30,6 @@ logger = logging.getLogger("clusterenv")
 ClusterLike: TypeAlias = Any  # str | PathLike | Client | Cluster | None; distributed is untyped
 """Everything that :func:`connect` takes."""
 
-JOBQUEUES = {
-    "htcondor": "HTCondorCluster",
-    "lsf": "LSFCluster",
-    "moab": "MoabCluster",
-    "oar": "OARCluster",
-    "pbs": "PBSCluster",
-    "sge": "SGECluster",
-    "slurm": "SLURMCluster",
-}
-
-
 # What Dask does beside the work, made rare: an idle local cluster of two workers took 10 % of a
 # core (ticks every 20 ms, memory checks every 100 ms, a profiler), and takes 2 % with this.
 _QUIET = {
@@ -45,6 +37,13 @@ _QUIET = {
     "distributed.worker.memory.monitor-interval": "1s",
     "distributed.admin.tick.interval": "1s",
     "distributed.admin.system-monitor.interval": "5s",
+}
+
+# Without a dashboard Dask still listens for HTTP, which anybody on the machine can ask: it then
+# has nothing to say.
+_NO_PAGES: dict[str, Any] = {
+    "distributed.scheduler.http.routes": [],
+    "distributed.worker.http.routes": [],
 }
 
 _GUARD = (
@@ -67,18 +66,22 @@ class _OwningClient(Client):  # type: ignore[misc]  # distributed is untyped
     """A client that closes, with itself, the cluster that was started for it."""
 
     def __init__(self, cluster: Cluster, **options: Any) -> None:
-        self._owned = cluster
+        self.afterwards = contextlib.ExitStack()
         super().__init__(cluster, **options)
 
     def close(self, *args: Any, **kwargs: Any) -> Any:
         result = super().close(*args, **kwargs)
-        owned, self._owned = self._owned, None
-        if owned is not None:
-            _stop(owned)
+        self.afterwards.close()
         return result
 
 
-def connect(cluster: ClusterLike = None, *, set_as_default: bool = True, **options: Any) -> Client:
+def connect(
+    cluster: ClusterLike = None,
+    *,
+    security: Security | bool | None = None,
+    set_as_default: bool = True,
+    **options: Any,
+) -> Client:
     """Connect to a Dask cluster, and start one if asked to.
 
     Parameters
@@ -94,6 +97,11 @@ def connect(cluster: ClusterLike = None, *, set_as_default: bool = True, **optio
           when the returned client is closed.
         - The name of a dask-jobqueue class (``"slurm"``, ``"pbs"``, …), configured
           through Dask's own configuration. ``close()`` of the client ends its jobs.
+    security
+        A cluster that is started speaks TLS, with certificates of its own that end with it.
+        ``False`` turns this off, and so does the setting ``clusterenv.security``. A
+        ``distributed.security.Security`` holds certificates of yours; one is needed to
+        connect to a running cluster that speaks TLS, unless Dask's configuration names them.
     set_as_default
         Whether Dask's own collections shall compute on this client too.
     **options
@@ -116,17 +124,22 @@ def connect(cluster: ClusterLike = None, *, set_as_default: bool = True, **optio
     1
     >>> client.close()
     """
-    if cluster is None or cluster == "local":
-        with dask.config.set(_QUIET):
-            client = _start(LocalCluster, _local_options(options), set_as_default)
-        client.register_plugin(_IgnoreInterrupts())
-        return client
+    if starts_cluster(cluster):
+        name = "local" if cluster is None else cluster.lower()
+        return _start(name, choose_security(security), options, set_as_default)
     if isinstance(cluster, Client):
+        if security is not None:
+            options["security"] = security
         return _direct(cluster, options, set_as_default)
+    if isinstance(security, bool):
+        raise ConfigError(
+            f"security={security} is for clusters that are started here; a running one has its "
+            "certificates already: connect(address, security=Security(tls_ca_file='ca.pem', …))"
+        )
+    if security is not None:
+        options["security"] = security
     if isinstance(cluster, Cluster) or (isinstance(cluster, str) and "://" in cluster):
         return _client(cluster, set_as_default=set_as_default, **options)
-    if isinstance(cluster, str) and cluster.lower() in JOBQUEUES:
-        return _start(_jobqueue_class(cluster.lower()), options, set_as_default)
     if isinstance(cluster, (str, os.PathLike)):
         path = Path(cluster)
         if path.is_file():
@@ -140,6 +153,14 @@ def connect(cluster: ClusterLike = None, *, set_as_default: bool = True, **optio
 
 def _client(address: str | Cluster | None = None, **options: Any) -> Client:
     options.setdefault("timeout", config.seconds("timeout.connect"))
+    security = options.get("security") or Security()
+    if isinstance(address, str) and address.startswith("tls://") and not security.tls_client_cert:
+        raise ConfigError(
+            f"{address} speaks TLS, and this process has no certificate for it: pass the "
+            f"cluster's, connect({address!r}, security=Security(tls_ca_file='ca.pem', "
+            "tls_client_cert='cert.pem', tls_client_key='key.pem')), or name them in Dask's "
+            "configuration under distributed.comm.tls"
+        )
     return Client(address, **{**options, "direct_to_workers": True})
 
 
@@ -163,25 +184,39 @@ def _direct(client: Client, options: dict[str, Any], set_as_default: bool) -> Cl
     )
 
 
-def _start(cls: Callable[..., Cluster], options: dict[str, Any], set_as_default: bool) -> Client:
+def _start(
+    name: str, security: Security | None, options: dict[str, Any], set_as_default: bool
+) -> Client:
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ConfigError(_GUARD)
-    try:
-        cluster = cls(**options)
-    except RuntimeError as error:
-        if "failed to start" in str(error):
-            raise ConfigError(f"{error}. If this is a script: {_GUARD}") from error
-        raise
-    try:
-        return _OwningClient(
+    with contextlib.ExitStack() as undo:
+        try:
+            if name == "local":
+                cluster = _start_local(security, options)
+            else:
+                cluster = start_jobqueue(name, security, options, undo)
+        except RuntimeError as error:
+            if "failed to start" in str(error):
+                raise ConfigError(f"{error}. If this is a script: {_GUARD}") from error
+            raise
+        undo.callback(_stop, cluster)
+        client = _OwningClient(
             cluster,
             direct_to_workers=True,
             timeout=config.seconds("timeout.connect"),
             set_as_default=set_as_default,
         )
-    except BaseException:
-        _stop(cluster)
-        raise
+        client.afterwards = undo.pop_all()
+    if name == "local":
+        client.register_plugin(_IgnoreInterrupts())
+    return client
+
+
+def _start_local(security: Security | None, options: dict[str, Any]) -> LocalCluster:
+    options = _local_options(options)
+    pages = {} if options["dashboard_address"] else _NO_PAGES
+    with dask.config.set({**_QUIET, **pages}):
+        return LocalCluster(security=security, **options)
 
 
 def _stop(cluster: Cluster) -> None:
@@ -210,16 +245,6 @@ def _local_options(options: dict[str, Any]) -> dict[str, Any]:
         **options,
         "dashboard_address": address,
     }
-
-
-def _jobqueue_class(name: str) -> Callable[..., Cluster]:
-    try:
-        import dask_jobqueue
-    except ImportError as error:
-        raise ConfigError(
-            f"cluster={name!r} needs dask-jobqueue: pip install 'clusterenv[hpc]'"
-        ) from error
-    return getattr(dask_jobqueue, JOBQUEUES[name])  # type: ignore[no-any-return]
 
 
 def _unknown(name: str) -> str:
