@@ -14,6 +14,7 @@ from distributed.deploy import Cluster
 from distributed.security import Security
 
 from clusterenv.errors import ConfigError
+from clusterenv.replacement import ReplaceLostJobs
 from clusterenv.security import in_files
 
 __all__ = ["JOBQUEUES", "job_options", "jobqueue_class", "start_jobqueue"]
@@ -40,6 +41,7 @@ def start_jobqueue(
 ) -> Cluster:
     """Start a cluster that has no jobs yet, unless ``n_workers`` asks for some.
 
+    Jobs that end are replaced until the cluster is closed or scaled down.
 
     Parameters
     ----------
@@ -60,7 +62,9 @@ def start_jobqueue(
         shared = complete.get("shared_temp_directory") or settings.get("shared-temp-directory")
         directory = afterwards.enter_context(_private_directory(shared))
         complete["security"] = in_files(security, Path(directory))
-    return cls(**complete)
+    cluster = cls(**complete)
+    cluster.scheduler.add_plugin(ReplaceLostJobs(cluster))
+    return cluster
 
 
 def jobqueue_class(name: str) -> Callable[..., Cluster]:
