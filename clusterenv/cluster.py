@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,11 +20,12 @@ from distributed.deploy import Cluster
 from distributed.security import Security
 
 from clusterenv import config
+from clusterenv.cluster_file import ClusterFile, is_cluster_file, read_cluster_file
 from clusterenv.errors import ConfigError, NoWorkers
 from clusterenv.jobqueue import JOBQUEUES, start_jobqueue
 from clusterenv.security import choose_security
 
-__all__ = ["ClusterLike", "connect", "starts_cluster", "wait_for_workers"]
+__all__ = ["ClusterLike", "connect", "starts_cluster", "starts_empty", "wait_for_workers"]
 
 logger = logging.getLogger("clusterenv")
 
@@ -45,6 +47,9 @@ _NO_PAGES: dict[str, Any] = {
     "distributed.scheduler.http.routes": [],
     "distributed.worker.http.routes": [],
 }
+
+_TURN_SECONDS = 2.0
+_SAY_SECONDS = 60.0
 
 _GUARD = (
     "a local cluster's processes import the script that starts them, so whatever starts one "
@@ -97,6 +102,7 @@ def connect(
           when the returned client is closed.
         - The name of a dask-jobqueue class (``"slurm"``, ``"pbs"``, …), configured
           through Dask's own configuration. ``close()`` of the client ends its jobs.
+        - The path of a cluster file (``"cluster.yaml"``), which says what is to be started.
     security
         A cluster that is started speaks TLS, with certificates of its own that end with it.
         ``False`` turns this off, and so does the setting ``clusterenv.security``. A
@@ -125,8 +131,11 @@ def connect(
     >>> client.close()
     """
     if starts_cluster(cluster):
-        name = "local" if cluster is None else cluster.lower()
-        return _start(name, choose_security(security), options, set_as_default)
+        wanted = _what_to_start(cluster)
+        options = {**wanted.options, **options}
+        listed = options.pop("security", None)
+        chosen = choose_security(listed if security is None else security)
+        return _start(wanted.cluster, chosen, options, set_as_default)
     if isinstance(cluster, Client):
         if security is not None:
             options["security"] = security
@@ -147,7 +156,7 @@ def connect(
         raise ConfigError(_unknown(str(cluster)))
     raise ConfigError(
         f"cluster={cluster!r} is a {type(cluster).__name__}; pass 'local', an address such as "
-        "'tcp://host:8786', a scheduler file, a distributed.Client or a Dask cluster object"
+        "'tcp://host:8786', the path of a file, a distributed.Client or a Dask cluster object"
     )
 
 
@@ -229,9 +238,22 @@ def _stop(cluster: Cluster) -> None:
 
 def starts_cluster(cluster: ClusterLike) -> bool:
     """Whether :func:`connect` would start a cluster for this argument."""
-    return cluster is None or (
-        isinstance(cluster, str) and cluster.lower() in ("local", *JOBQUEUES)
+    return (
+        cluster is None
+        or is_cluster_file(cluster)
+        or (isinstance(cluster, str) and cluster.lower() in ("local", *JOBQUEUES))
     )
+
+
+def starts_empty(cluster: ClusterLike) -> bool:
+    """Whether the cluster that is started has no workers until some are asked for."""
+    return starts_cluster(cluster) and _what_to_start(cluster).starts_empty
+
+
+def _what_to_start(cluster: ClusterLike) -> ClusterFile:
+    if is_cluster_file(cluster):
+        return read_cluster_file(cluster)
+    return ClusterFile("local" if cluster is None else cluster.lower(), {})
 
 
 def _local_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -260,20 +282,40 @@ def _unknown(name: str) -> str:
 def wait_for_workers(client: Client, n: int, timeout: float) -> list[str]:
     """Wait until ``n`` workers are there and return the addresses of all.
 
+    Workers that are jobs may be queued for long: they are waited for as long as the setting
+    ``clusterenv.timeout.queue`` says, and the log tells so every minute.
+
     Raises
     ------
     NoWorkers
         If fewer came within ``timeout`` seconds.
     """
-    try:
-        client.wait_for_workers(n, timeout=timeout)
-    except TimeoutError as error:
-        found = len(client.nthreads())
-        raise NoWorkers(
-            f"waited {timeout:g} s for {n} worker{'s' if n > 1 else ''} at "
-            f"{client.scheduler.address}, {found} came. Start more workers, ask for fewer shards "
-            f"(shards={max(found, 1)}), or wait longer: "
-            "dask.config.set({'clusterenv.timeout.workers': '10 min'})"
-        ) from error
-    # scheduler_info() may show none under load; nthreads() asks the scheduler.
-    return sorted(client.nthreads())
+    jobs = hasattr(client.cluster, "job_script")
+    setting = "queue" if jobs else "workers"
+    if jobs:
+        timeout = max(timeout, config.seconds("timeout.queue"))
+    deadline = time.monotonic() + timeout
+    said = time.monotonic()
+    # In short turns: a client that is closed meanwhile ends the wait.
+    while (left := deadline - time.monotonic()) > 0 and client.status == "running":
+        try:
+            client.wait_for_workers(n, timeout=min(left, _TURN_SECONDS))
+        except TimeoutError:
+            if jobs and time.monotonic() - said > _SAY_SECONDS:
+                said = time.monotonic()
+                logger.warning(
+                    "waiting for jobs: %d of %d workers are there", len(client.nthreads()), n
+                )
+        else:
+            # scheduler_info() may show none under load; nthreads() asks the scheduler.
+            return sorted(client.nthreads())
+    if client.status != "running":
+        raise NoWorkers(f"the client was closed while {n} workers were waited for")
+    found = len(client.nthreads())
+    hint = ". If the jobs are not queued, see why: python -m clusterenv.doctor" if jobs else ""
+    raise NoWorkers(
+        f"waited {timeout:g} s for {n} worker{'s' if n > 1 else ''} at "
+        f"{client.scheduler.address}, {found} came. Start more workers, ask for fewer shards "
+        f"(shards={max(found, 1)}), or wait longer: "
+        f"dask.config.set({{'clusterenv.timeout.{setting}': '10 min'}}){hint}"
+    )

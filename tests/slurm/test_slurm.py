@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,13 +11,13 @@ from typing import Any
 import dask
 import pytest
 import torch
+import yaml
 from conftest import wait_until
 from machine import NODES, Slurm, missing
 
 import clusterenv
 from clusterenv.cluster import wait_for_workers
-
-QUICK = {"distributed.deploy.lost-worker-timeout": "2s"}
+from pipelines import dqn, ppo
 
 
 @pytest.fixture(scope="session")
@@ -80,22 +81,71 @@ def collecting(client: Any, **options: Any) -> clusterenv.Collector:
     return clusterenv.Collector("CartPole-v1", policy, **kwargs)
 
 
-def test_a_cancelled_job_is_replaced_and_collection_goes_on(
+def test_a_cancelled_job_is_replaced_and_collection_goes_on_there(
     slurm: Slurm, job: dict[str, Any]
 ) -> None:
     with (
-        dask.config.set(QUICK),
+        dask.config.set({"distributed.deploy.lost-worker-timeout": "2s"}),
         clusterenv.connect("slurm", n_workers=2, **job) as client,
         collecting(client, shards=2) as collector,
     ):
         batches = iter(collector)
         assert {next(batches).shard for _ in range(8)} == {0, 1}
-        first = set(slurm.jobs())
-        for old in sorted(first):  # one after the other, until none of the first is left
-            slurm.cancel(old)
-            assert wait_until(lambda old=old: old not in slurm.jobs(), 30)  # type: ignore[misc]
-            assert wait_until(lambda: len(client.nthreads()) == 2, 60), slurm.jobs()
-            for _ in range(8):
-                next(batches)
-        assert not first & set(slurm.jobs())
-        assert collector.stats().restarts >= 2
+        before = client.nthreads().keys()
+        one, other = slurm.jobs()
+        slurm.cancel(one)
+        # Both shards go on in the job that is left, until there are two jobs again.
+        while not client.nthreads().keys() - before:
+            next(batches)
+        (new,) = slurm.jobs().keys() - {one, other}
+        # Now the replacement is all that is left, so both shards go on there.
+        slurm.cancel(other)
+        while collector.stats().restarts < 3:
+            next(batches)
+        seen = {(batch.shard, batch.incarnation > 0) for batch in collector.collect(6 * 32 * 8)}
+        assert seen == {(0, True), (1, True)}
+        assert slurm.jobs()[new][0] == "RUNNING"
+
+
+def test_a_job_of_several_processes_is_replaced_as_a_whole(
+    slurm: Slurm, job: dict[str, Any]
+) -> None:
+    with (
+        dask.config.set({"distributed.deploy.lost-worker-timeout": "2s"}),
+        clusterenv.connect("slurm", n_workers=2, **{**job, "cores": 2}) as client,
+    ):
+        before = set(wait_for_workers(client, 2, 60))
+        (old,) = slurm.jobs()
+        slurm.cancel(old)
+        assert wait_until(lambda: not before & set(client.nthreads()), 30)
+        after = set(wait_for_workers(client, 2, 60))
+        assert len(after) == 2
+        assert list(slurm.jobs()) != [old]
+
+
+@pytest.fixture
+def file(job: dict[str, Any], tmp_path: Path) -> str:
+    """A cluster file of such jobs."""
+    path = tmp_path / "cluster.yaml"
+    path.write_text(yaml.safe_dump({"cluster": "slurm", **job}))
+    return str(path)
+
+
+def test_ppo_learns_across_nodes_from_a_cluster_file(
+    slurm: Slurm, file: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "ppo"
+    args = ppo.preset("CartPole-v1", total_steps=1024, num_envs=8, horizon=64, shards=2, epochs=1)
+    result = ppo.train(dataclasses.replace(args, cluster=file, out=out, quiet=True))
+    assert result.steps == 1024
+    assert result.pulls > 0
+    assert (out / "checkpoint.pt").exists()
+
+
+def test_dqn_learns_across_nodes_from_a_cluster_file(
+    slurm: Slurm, file: str, tmp_path: Path
+) -> None:
+    args = dqn.preset("CartPole-v1", total_steps=2_000, min_rows=500, num_envs=4, shards=2)
+    result = dqn.train(dataclasses.replace(args, cluster=file, out=tmp_path / "dqn", quiet=True))
+    assert result.steps >= 2_000
+    assert clusterenv.open_dataset(tmp_path / "dqn" / "replay").count_rows() > 0
