@@ -23,7 +23,7 @@ from clusterenv import config
 from clusterenv.cluster_file import ClusterFile, is_cluster_file, read_cluster_file
 from clusterenv.errors import ConfigError, NoWorkers
 from clusterenv.jobqueue import JOBQUEUES, start_jobqueue
-from clusterenv.security import choose_security
+from clusterenv.security import LOOPBACK, NO_PAGES, choose_security
 
 __all__ = ["ClusterLike", "connect", "starts_cluster", "starts_empty", "wait_for_workers"]
 
@@ -39,13 +39,6 @@ _QUIET = {
     "distributed.worker.memory.monitor-interval": "1s",
     "distributed.admin.tick.interval": "1s",
     "distributed.admin.system-monitor.interval": "5s",
-}
-
-# Without a dashboard Dask still listens for HTTP, which anybody on the machine can ask: it then
-# has nothing to say.
-_NO_PAGES: dict[str, Any] = {
-    "distributed.scheduler.http.routes": [],
-    "distributed.worker.http.routes": [],
 }
 
 _TURN_SECONDS = 2.0
@@ -223,7 +216,7 @@ def _start(
 
 def _start_local(security: Security | None, options: dict[str, Any]) -> LocalCluster:
     options = _local_options(options)
-    pages = {} if options["dashboard_address"] else _NO_PAGES
+    pages = {} if options["dashboard_address"] else NO_PAGES
     with dask.config.set({**_QUIET, **pages}):
         return LocalCluster(security=security, **options)
 
@@ -262,8 +255,8 @@ def _local_options(options: dict[str, Any]) -> dict[str, Any]:
         "n_workers": config.get("local.n-workers") or CPU_COUNT,
         "threads_per_worker": config.get("local.threads-per-worker"),
         # Without a dashboard Dask still serves metrics over HTTP: keep that on loopback.
-        "scheduler_kwargs": {"dashboard_address": address or "127.0.0.1:0"},
-        "worker_dashboard_address": "127.0.0.1:0",
+        "scheduler_kwargs": {"dashboard_address": address or LOOPBACK},
+        "worker_dashboard_address": LOOPBACK,
         **options,
         "dashboard_address": address,
     }

@@ -15,7 +15,7 @@ from distributed.security import Security
 
 from clusterenv.errors import ConfigError
 from clusterenv.replacement import ReplaceLostJobs
-from clusterenv.security import in_files
+from clusterenv.security import LOOPBACK, NO_PAGES, in_files
 
 __all__ = ["JOBQUEUES", "job_options", "jobqueue_class", "start_jobqueue"]
 
@@ -29,7 +29,6 @@ JOBQUEUES = {
     "slurm": "SLURMCluster",
 }
 
-_LOOPBACK = "127.0.0.1:0"
 _SHARED = "~/.clusterenv"
 
 
@@ -62,7 +61,9 @@ def start_jobqueue(
         shared = complete.get("shared_temp_directory") or settings.get("shared-temp-directory")
         directory = afterwards.enter_context(_private_directory(shared))
         complete["security"] = in_files(security, Path(directory))
-    cluster = cls(**complete)
+    dashboard = complete["scheduler_options"].get("dashboard", True)
+    with dask.config.set({} if dashboard else NO_PAGES):
+        cluster = cls(**complete)
     cluster.scheduler.add_plugin(ReplaceLostJobs(cluster))
     return cluster
 
@@ -88,7 +89,8 @@ def job_options(options: Mapping[str, Any], settings: Mapping[str, Any]) -> dict
     """Return the options of a jobqueue cluster, completed with what suits environments.
 
     - A job's cores become as many single-threaded processes, one for each shard.
-    - Dask's HTTP servers, which know no TLS, are reached from their own machine only.
+    - Dask's HTTP servers, which know no TLS, are reached from their own machine only, and show
+      no dashboard that was not asked for.
 
     Parameters
     ----------
@@ -112,10 +114,11 @@ def job_options(options: Mapping[str, Any], settings: Mapping[str, Any]) -> dict
         return default if value is None else value
 
     scheduler = dict(asked("scheduler_options", {}))
-    scheduler["dashboard_address"] = scheduler.get("dashboard_address") or _LOOPBACK
+    if not scheduler.get("dashboard_address"):
+        scheduler |= {"dashboard_address": LOOPBACK, "dashboard": False}
     arguments = list(asked("worker_extra_args", []))
     if "--dashboard-address" not in arguments:
-        arguments += ["--dashboard-address", _LOOPBACK]
+        arguments += ["--dashboard-address", LOOPBACK, "--no-dashboard"]
     completed = {
         **options,
         "scheduler_options": scheduler,

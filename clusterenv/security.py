@@ -10,7 +10,15 @@ from distributed.security import Security
 from clusterenv import config
 from clusterenv.errors import ConfigError
 
-__all__ = ["choose_security", "in_files"]
+__all__ = ["LOOPBACK", "NO_PAGES", "choose_security", "in_files"]
+
+# Without a dashboard Dask still listens for HTTP, which knows no certificates and which anybody
+# on the machine can ask: on loopback, and with nothing to say.
+LOOPBACK = "127.0.0.1:0"
+NO_PAGES: dict[str, Any] = {
+    "distributed.scheduler.http.routes": [],
+    "distributed.worker.http.routes": [],
+}
 
 _FIELDS = (
     "tls_ca_file",

@@ -144,7 +144,9 @@ def test_a_job_has_a_process_for_each_core_unless_told_otherwise(
 
 
 def test_http_stays_on_loopback_unless_told_otherwise() -> None:
-    assert job_options({}, {})["scheduler_options"] == {"dashboard_address": "127.0.0.1:0"}
+    ours = job_options({}, {})
+    assert ours["scheduler_options"] == {"dashboard_address": "127.0.0.1:0", "dashboard": False}
+    assert ours["worker_extra_args"] == ["--dashboard-address", "127.0.0.1:0", "--no-dashboard"]
     theirs = job_options(
         {"scheduler_options": {"dashboard_address": ":8787"}},
         {"worker-extra-args": ["--dashboard-address", ":0"]},

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import pickle
+import re
 import socket
 import ssl
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import dask
+import gymnasium as gym
 import psutil
 import pytest
+import torch
 from distributed import Client
 from distributed.security import Security
 from gymnasium.vector import AutoresetMode
@@ -23,6 +28,8 @@ from clusterenv.frames import Frame
 from clusterenv.launch import make_recipe
 from clusterenv.security import choose_security, in_files
 from clusterenv.shard import ResetRequest, Shard, ShardSpec
+from pipelines.collect import load_policy
+from pipelines.run import Run
 
 
 def certificate_of(security: Security) -> ssl.SSLContext:
@@ -201,9 +208,44 @@ def test_jobs_get_certificates_in_a_private_directory_that_goes_with_the_cluster
         assert " tls://127.0.0.1:" in script
         assert "--dashboard-address 127.0.0.1:0" in script
         http = ("127.0.0.1", client.cluster.scheduler.http_server.port)
+        assert http_status(*http, "/status") == http_status(*http, "/info/main/logs.html") == 404
         (tls,) = listening() - before - {http}
         assert answers(*tls, certificate_of(client.security))
         assert not answers(*tls, no_certificate())
     finally:
         client.close()
     assert list(tmp_path.iterdir()) == []
+
+
+class Bomb:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def test_a_checkpoint_cannot_run_code(tmp_path: Path) -> None:
+    went_off = tmp_path / "went-off"
+    torch.save({"agent": Bomb(went_off)}, tmp_path / "checkpoint.pt")
+    with pytest.raises(pickle.UnpicklingError, match=r"[Ww]eights"):
+        Run(tmp_path, ("steps", "mean_return"), resume=True).load()
+    box, two = gym.spaces.Box(-1, 1, (4,)), gym.spaces.Discrete(2)
+    with pytest.raises(ConfigError, match="is no checkpoint for this environment"):
+        load_policy(str(tmp_path), box, two, 0.0)
+    assert not went_off.exists()
+    torch.load(tmp_path / "checkpoint.pt", weights_only=False)
+    assert went_off.exists()  # the bomb is one
+
+
+def test_pickles_are_read_from_channels_only() -> None:
+    root = Path(clusterenv.__file__).parents[1]
+    for folder in ("clusterenv", "pipelines"):
+        for path in (root / folder).rglob("*.py"):
+            text = path.read_text()
+            if path.name != "channel.py":
+                assert not re.search(r"pickle\.loads?\(|np\.load\(|marshal|shelve", text), path
+            for call in re.findall(r"torch\.load\(.*", text):
+                assert "weights_only=True" in call, path
