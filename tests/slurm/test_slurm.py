@@ -16,6 +16,7 @@ from conftest import wait_until
 from machine import NODES, Slurm, missing
 
 import clusterenv
+from clusterenv import doctor
 from clusterenv.cluster import wait_for_workers
 from pipelines import dqn, ppo
 
@@ -149,3 +150,26 @@ def test_dqn_learns_across_nodes_from_a_cluster_file(
     result = dqn.train(dataclasses.replace(args, cluster=file, out=tmp_path / "dqn", quiet=True))
     assert result.steps >= 2_000
     assert clusterenv.open_dataset(tmp_path / "dqn" / "replay").count_rows() > 0
+
+
+def test_the_doctor_shows_the_job_script_and_the_route(
+    slurm: Slurm, file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert doctor.main(["--cluster", file, "--env", "CartPole-v1"]) == 0
+    said = capsys.readouterr().out
+    assert "    #SBATCH --exclusive" in said
+    assert "(lo) to tls://127.0.0.1:" in said
+    assert said.endswith("ready\n")
+
+
+def test_the_doctor_shows_why_a_job_failed(
+    slurm: Slurm, job: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "cluster.yaml"
+    broken = {"cluster": "slurm", **job, "prologue": ["module load nothing", "exit 1"]}
+    path.write_text(yaml.safe_dump(broken))
+    assert doctor.main(["--cluster", str(path), "--timeout", "4"]) == 1
+    said = capsys.readouterr().out
+    assert "module: command not found" in said
+    assert "the prologue calls what the nodes do not have" in said
+    assert said.endswith("not ready\n")
