@@ -9,7 +9,7 @@ from clusterenv.cluster import connect
 from clusterenv.collector import Collector
 from clusterenv.stats import Stats
 from clusterenv.store import ReplayStore, RolloutStore, open_dataset, to_minari
-from clusterenv.supervision import Restarts
+from clusterenv.supervision import EnvFaults, Restarts
 from clusterenv.sync import Divergence, Every, EveryVersion, Never
 from clusterenv.vector import ClusterEnv, make_vec
 
@@ -18,6 +18,7 @@ __all__ = [
     "ClusterEnv",
     "Collector",
     "Divergence",
+    "EnvFaults",
     "Every",
     "EveryVersion",
     "Never",

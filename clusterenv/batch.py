@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ import pyarrow as pa
 import torch
 
 from clusterenv.arrow import to_arrow
+from clusterenv.fragment import Cut
 from clusterenv.schema import Column
 
 __all__ = ["Batch"]
@@ -36,6 +37,8 @@ class Batch:
     shard, incarnation, policy_version
         Where the rows are from. The version is that of the first time row, where tracks differ
         the oldest; a row's own is in the column ``version``.
+    cuts
+        Episodes that were cut because their environment failed and was rebuilt, and why.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Batch:
         shard: int,
         incarnation: int,
         policy_version: int,
+        cuts: Sequence[Cut] = (),
     ) -> None:
         self._columns = dict(columns)
         self.num_rows = len(columns["reward"])
@@ -60,6 +64,7 @@ class Batch:
         self.shard = shard
         self.incarnation = incarnation
         self.policy_version = policy_version
+        self.cuts = list(cuts)
 
     @functools.cached_property
     def record_batch(self) -> pa.RecordBatch:

@@ -31,13 +31,14 @@ from clusterenv.errors import (
     WorkerLost,
 )
 from clusterenv.fleet import Link, env_error
+from clusterenv.fragment import Cut
 from clusterenv.frames import Frame
 from clusterenv.launch import make_recipe, open_fleet
 from clusterenv.policies.base import Policy
 from clusterenv.schema import Layout
 from clusterenv.stats import Stats, Tally
 from clusterenv.stream import SWITCHES, StreamSpec
-from clusterenv.supervision import Restarts
+from clusterenv.supervision import EnvFaults, Restarts
 from clusterenv.supervisor import Supervisor
 from clusterenv.sync.publisher import Publisher
 from clusterenv.sync.rules import EveryVersion, SyncRule
@@ -70,9 +71,15 @@ class Collector:
         Environment ``i`` gets ``seed + i``.
     credits
         Fragments that each shard may be ahead of the reader when iterating; at least 2.
+    max_shards
+        Workers that join later, and have no shard, get one more of the same size, up to so
+        many; by default none. See also :meth:`scale`.
     restarts
         How often a lost shard is placed again before the run ends: 5 times in 10 minutes by
         default, ``Restarts(0)`` for never.
+    env_faults
+        What becomes of an environment that raises or breaks its own space: by default it is
+        rebuilt, alone, up to 5 times in 10 minutes; see :class:`clusterenv.EnvFaults`.
     switch
         Between what a shard changes its policy and scalars: ``"fragment"``, or ``"step"``
         to act with new weights from the next step on. ``rollout()`` always changes them
@@ -106,7 +113,9 @@ class Collector:
         sync: SyncRule | None = None,
         seed: int | None = None,
         credits: int = 2,  # noqa: A002
+        max_shards: int | None = None,
         restarts: Restarts | None = None,
+        env_faults: EnvFaults | None = None,
         switch: str = "fragment",
         wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] = (),
         **env_kwargs: Any,
@@ -120,7 +129,8 @@ class Collector:
         mode = AutoresetMode.SAME_STEP if loop else AutoresetMode.NEXT_STEP
         recipe = make_recipe(env, num_envs, engine, mode, wrappers, env_kwargs)
         try:
-            stream = cloudpickle.dumps(StreamSpec(policy, rule, horizon, seed, 0, switch))
+            spec = StreamSpec(policy, rule, horizon, seed, 0, switch, env_faults or EnvFaults())
+            stream = cloudpickle.dumps(spec)
         except Exception as error:
             raise ConfigError(
                 f"the policy cannot be sent to a worker: {error}. Keep locks, files and "
@@ -139,6 +149,8 @@ class Collector:
         self._roster = threading.RLock()  # who has which tickets, and has heard what
         self._waiting = [0] * len(links)  # batches of each shard that were not taken yet
         self._awaited: set[int] = set()  # shards that owe a fragment to rollout()
+        self._ending: set[int] = set()  # shards that are drained for good
+        self._ended: set[int] = set()  # those of them that have been, behind others
         self._announced: bytes | None = None
         self._returning: queue.SimpleQueue[Link] = queue.SimpleQueue()
         self._woken, self._waker = socket.socketpair()
@@ -148,7 +160,14 @@ class Collector:
         self._streaming = False
         self._failure: BaseException | None = None
         self._tally = Tally(len(links))
-        self._supervisor = Supervisor(self._fleet, restarts, self._back, self._received.put)
+        self._supervisor = Supervisor(
+            self._fleet,
+            restarts,
+            max_shards or len(links),
+            self._back,
+            self._drain,
+            self._received.put,
+        )
         self._intake = threading.Thread(target=self._receive, name="clusterenv-intake", daemon=True)
         self._intake.start()
         _open.add(self)
@@ -170,7 +189,8 @@ class Collector:
                         self._send(link, Frame.TICKET, dumps(False))
         batch = self._take()
         with self._roster:
-            self._send(self._fleet.links[batch.shard], Frame.TICKET, dumps(False))
+            if batch.shard < len(self._fleet.links):
+                self._send(self._fleet.links[batch.shard], Frame.TICKET, dumps(False))
         self._sample_probe(batch)
         return batch
 
@@ -201,10 +221,11 @@ class Collector:
                 "per collector: for batch in collector, or batches = collector.rollout()"
             )
         with self._roster:
-            self._awaited = {link.index for link in self._fleet.links}
-            for link in self._fleet.links:
+            staying = [link for link in self._fleet.links if link.index not in self._ending]
+            self._awaited = {link.index for link in staying}
+            for link in staying:
                 self._send(link, Frame.TICKET, dumps(True))
-        batches = sorted((self._take() for _ in self._fleet.links), key=lambda batch: batch.shard)
+        batches = sorted((self._take() for _ in staying), key=lambda batch: batch.shard)
         for batch in batches:  # in this order, whichever came first: the same seed, the same run
             self._sample_probe(batch)
         return batches
@@ -232,6 +253,21 @@ class Collector:
             for link in self._fleet.links:
                 self._send(link, Frame.ANNOUNCE, blob)
         return announcement.version
+
+    def scale(self, shards: int) -> None:
+        """Collect with so many shards, each as large as the first, as soon as workers have them.
+
+        Shards too many finish the fragment in hand, deliver it and end. It does not wait.
+        """
+        self._check_open()
+        if not isinstance(shards, int) or shards < 1:
+            raise ConfigError(f"scale({shards!r}): a positive number of shards, scale(4)")
+        self._supervisor.scale(shards)
+
+    @property
+    def shards(self) -> int:
+        """Shards that there are, those that are being placed again included."""
+        return len(self._fleet.links)
 
     def stats(self) -> Stats:
         """Return what has been done so far."""
@@ -264,7 +300,7 @@ class Collector:
                 self._admit(selector)
             elif not link.lost:
                 try:
-                    self._read(link)
+                    self._read(selector, link)
                 except (WorkerLost, EnvError, PolicyError, ConfigError) as error:
                     self._part(selector, link, error)
         for gone in self._fleet.gone():
@@ -290,8 +326,35 @@ class Collector:
         end_process: bool = False,
     ) -> None:
         """Hear nothing more of a shard, and have it placed again."""
+        if link.index in self._ending:
+            self._drained(selector, link, 0)
+            return
         selector.unregister(link.channel)
         self._supervisor.lost(link, error, end_process)
+
+    def _drain(self, link: Link) -> None:
+        """Have a shard deliver what it has in hand and no more."""
+        with self._roster:
+            link.draining = True
+            if link.index >= self._supervisor.wanted:
+                self._ending.add(link.index)
+        self._send(link, Frame.DRAIN, dumps(None))
+
+    def _drained(self, selector: selectors.BaseSelector, link: Link, rows: int) -> None:
+        """Hear nothing more of a shard that has delivered all, and have it placed elsewhere."""
+        selector.unregister(link.channel)
+        with self._roster:
+            with self._tally.lock:
+                self._tally.left_behind(rows)
+            ends = link.index in self._ending
+            if ends:
+                self._ended.add(link.index)
+            while (last := self._fleet.links[-1].index) in self._ended:
+                self._fleet.remove_last()
+                self._ending.discard(last)
+                self._ended.discard(last)
+                del self._publisher.in_use[last:]
+        self._supervisor.drained(link, remove=ends)
 
     def _back(self, link: Link) -> None:
         """Hand a shard that was placed again to the intake."""
@@ -305,8 +368,13 @@ class Collector:
             link = self._returning.get()
             with self._roster:
                 self._fleet.replace(link)
+                if link.index == len(self._locks):
+                    self._locks.append(threading.Lock())
+                    self._waiting.append(0)
+                if link.index == len(self._publisher.in_use):
+                    self._publisher.in_use.append(0)
                 with self._tally.lock:
-                    self._tally.restarted(link.index, link.incarnation)
+                    self._tally.began(link.index, link.incarnation, link.because)
                 if self._announced is not None:
                     self._serve(link)
                     self._send(link, Frame.ANNOUNCE, self._announced)
@@ -316,9 +384,10 @@ class Collector:
                         self._send(link, Frame.TICKET, dumps(False))
                 elif link.index in self._awaited:
                     self._send(link, Frame.TICKET, dumps(True))
-            logger.warning("%s is there again, incarnation %d.", link, link.incarnation)
+            level = logging.WARNING if link.because == "loss" else logging.INFO
+            logger.log(level, "%s is there, incarnation %d.", link, link.incarnation)
 
-    def _read(self, link: Link) -> None:
+    def _read(self, selector: selectors.BaseSelector, link: Link) -> None:
         try:
             header = link.channel.recv_header()
             blob = link.channel.recv_blob(header)
@@ -334,6 +403,8 @@ class Collector:
                 self._serve(link)
             elif header.kind == Frame.PONG:
                 link.pulse.pong(time.monotonic(), *blob)
+            elif header.kind == Frame.DRAINED:
+                self._drained(selector, link, blob)
             elif header.kind == Frame.FAILED:
                 raise env_error(link, blob)
         except ChannelClosed as error:
@@ -350,6 +421,7 @@ class Collector:
     def _batch(self, link: Link, header: Header, meta: FragmentMeta) -> Batch:
         columns, tails, state = receive(link.channel, header, Parts(*meta.parts))
         tail_rows = tails.pop("")
+        cuts = [Cut(*cut) for cut in meta.cuts]
         batch = Batch(
             columns,
             link.share.count,
@@ -359,7 +431,10 @@ class Collector:
             shard=link.index,
             incarnation=link.incarnation,
             policy_version=meta.version,
+            cuts=cuts,
         )
+        for cut in cuts:
+            logger.warning("environment %d of %s was rebuilt: %s", cut.env, link, cut.reason)
         with self._tally.lock:
             self._tally.add(link.index, batch.num_rows, header.body, meta)
         return batch

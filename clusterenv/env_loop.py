@@ -19,13 +19,18 @@ from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 from clusterenv.actions import ActionCheck, InfoMask, PolicyFault, annotate, check_log_prob
-from clusterenv.envs import Engine, Slot
+from clusterenv.envs import Engine, EnvRaised, Slot
+from clusterenv.envs.loop import LoopEngine
 from clusterenv.errors import ConfigError
 from clusterenv.fragment import Fragment
+from clusterenv.guard import Guard
+from clusterenv.infos import pack
 from clusterenv.ledger import Ledger
+from clusterenv.mending import Mender
 from clusterenv.policies.base import Context, Decision, Policy
 from clusterenv.recorder import Recorder
 from clusterenv.schema import Column, Layout
+from clusterenv.supervision import EnvFaults
 
 __all__ = ["Acting", "EnvLoop", "Interrupted", "check_spaces"]
 
@@ -35,6 +40,18 @@ class Acting(NamedTuple):
 
     version: int
     scalars: Mapping[str, float]
+
+
+class _Place(NamedTuple):
+    """Where in a fragment a step stands."""
+
+    t: int
+    block: dict[str, Column]
+    state: dict[str, Column]
+    finals: dict[int, Any]
+
+
+_GIVEN = ("reward", "terminated", "truncated")
 
 
 class Interrupted(Exception):
@@ -72,6 +89,9 @@ class EnvLoop:
         Time rows of a fragment.
     seeds
         One per environment.
+    faults
+        What becomes of environments that fail. Engines that cannot rebuild a single one
+        raise; so does every engine if nothing is given.
     """
 
     def __init__(
@@ -81,6 +101,7 @@ class EnvLoop:
         first: int,
         horizon: int,
         seeds: Sequence[int | None],
+        faults: EnvFaults | None = None,
     ) -> None:
         about = engine.description
         check_spaces(about.observation_space, about.action_space)
@@ -107,6 +128,11 @@ class EnvLoop:
         self._recorder = None if same_step else Recorder(n, horizon, self._ledger)
         self._dead = np.zeros(n, np.bool_)  # kept for recurrent policies alone
         self._annotates = type(policy).annotate is not Policy.annotate
+        self._guard = None if faults is None else Guard(about.observation_space, faults.bounds)
+        self._mender: Mender | None = None
+        if isinstance(engine, LoopEngine) and faults is not None:
+            self._mender = Mender(engine, faults, first, seeds)
+            engine.check_final = self._check_final
         slot = Slot.empty(self._obs, n)
         self._mask.note(engine.reset(slot, list(seeds), None, None))
         self._obs_now = slot.obs
@@ -139,6 +165,11 @@ class EnvLoop:
                 annotate(fragment, self._policy)
         return fragment
 
+    @property
+    def waiting_rows(self) -> int:
+        """Rows that were recorded and are in no fragment."""
+        return 0 if self._recorder is None else self._recorder.waiting_rows
+
     def recycle(self, fragment: Fragment) -> None:
         """Take back the buffers of a fragment that nobody reads any more."""
         if fragment.block is not None and len(self._free) < 4:
@@ -155,19 +186,24 @@ class EnvLoop:
         state = {name: tensor.numpy().copy() for name, tensor in self._state.items()}
         terminated, truncated = block["terminated"], block["truncated"]
         versions = np.empty(horizon, np.int32)
-        tail_rows: list[int] = []
-        finals: list[Any] = []
+        finals: dict[int, Any] = {}  # by row
         steps = range(horizon)
         for t, current, slot in self._steps(block, obs, steps):
             action = self._act(current, block, t, horizon)
             versions[t] = self._acting.version
-            infos = self._engine.step([action], slot, None)
-            if infos:
-                self._mask.note(infos)
-                if "final_obs" in infos:
-                    at, values = infos["final_obs"]
-                    tail_rows += (t * n + at).tolist()
-                    finals += values
+            try:
+                infos = self._engine.step([action], slot, None)
+            except EnvRaised as fault:
+                if self._mender is None:
+                    raise
+                self._mend(self._mender, fault, action, slot, _Place(t, block, state, finals))
+            else:
+                if infos:
+                    self._note(infos, t, None, finals)
+                if self._guard is not None and not self._guard.passes(slot):
+                    if self._mender is None:
+                        raise self._broken(self._guard, slot)
+                    self._mend(self._mender, None, action, slot, _Place(t, block, state, finals))
             if self._state:
                 self._begin(terminated[t] | truncated[t])
         self._obs_now = [column[horizon] for column in obs]
@@ -175,7 +211,7 @@ class EnvLoop:
         book = self._ledger.post_block(np.arange(n), block["reward"], ended)
         last = np.flatnonzero(~ended[-1])
         tail = self._obs.empty(len(finals))
-        for row, value in enumerate(finals):
+        for row, value in enumerate(finals.values()):
             self._obs.write(tail, row, value)
         tails = {
             name: np.concatenate([part, column[horizon][last]])
@@ -188,8 +224,119 @@ class EnvLoop:
         columns["episode"], columns["step"] = book.episode.reshape(-1), book.step.reshape(-1)
         columns["env"] = np.tile(self._envs, horizon)
         columns["version"] = np.repeat(versions, n)
-        rows = np.concatenate([np.array(tail_rows, np.int64), (horizon - 1) * n + last])
-        return Fragment(columns, n, rows, tails, state, book.returns, book.lengths, block=block)
+        rows = np.concatenate([np.array(list(finals), np.int64), (horizon - 1) * n + last])
+        cuts = self._mender.take_cuts() if self._mender is not None else []
+        return Fragment(
+            columns, n, rows, tails, state, book.returns, book.lengths, block=block, cuts=cuts
+        )
+
+    def _note(self, infos: Any, t: int, rows: Sequence[int] | None, finals: dict[int, Any]) -> None:
+        """Take from the infos of a step, of ``rows`` or of all, what belongs to the fragment."""
+        self._mask.note(infos, rows)
+        if "final_obs" in infos:
+            at, values = infos["final_obs"]
+            where = at if rows is None else np.asarray(rows)[at]
+            finals.update(zip((t * self._n + where).tolist(), values, strict=True))
+
+    # Environments that fail: one is rebuilt, the others go on.
+
+    def _mend(
+        self, mender: Mender, fault: EnvRaised | None, action: Column, slot: Slot, place: _Place
+    ) -> None:
+        """Finish a step in which an environment raised, or broke its space.
+
+        A step that failed has not happened: the episode ends with the one before it, and the
+        rebuilt environment's first step takes its place.
+        """
+        t = place.t
+        while True:
+            if fault is None:
+                broken = {} if self._guard is None else self._guard.faults(slot)
+                if not broken:
+                    return
+                row, cause = next(iter(broken.items()))
+                ended = slot.terminated[row] | slot.truncated[row]
+                # After an end, what was written is the observation of a reset.
+                fault = EnvRaised(
+                    row, "reset" if ended and np.isfinite(slot.reward[row]) else "step"
+                )
+                fault.__cause__ = cause
+            elif fault.infos:
+                self._note(pack(fault.infos), t, None, place.finals)
+            row, rows = fault.env, fault.left
+            if fault.doing == "reset":
+                info = mender.rebuild(fault, action[row], slot.obs, t)
+                self._mask.note(pack([(row, info)]) if info else None)
+            else:
+                place.finals.pop(t * self._n + row, None)
+                at = self._cut(row, place)
+                now = [place.block[name][t] for name in self._obs_names]
+                info = mender.rebuild(fault, action[row], now, at)
+                self._mask.note(pack([(row, info)]) if info else None)
+                action[row] = self._act_again(row, now, place)
+                rows = [row, *rows]
+            fault = None
+            if rows:
+                try:
+                    infos = self._engine.step([action[rows]], slot, rows)
+                    if infos:
+                        self._note(infos, t, rows, place.finals)
+                except EnvRaised as another:
+                    fault = another
+
+    def _cut(self, row: int, place: _Place) -> int:
+        """End the episode of an environment with its last good step; return when that was."""
+        t, block = place.t, place.block
+        if t == 0:
+            self._ledger.cut(row)
+            return -1
+        if block["terminated"][t - 1, row] or block["truncated"][t - 1, row]:
+            return -1  # it had no step
+        block["truncated"][t - 1, row] = True
+        final = [block[name][t, row].copy() for name in self._obs_names]
+        place.finals[(t - 1) * self._n + row] = self._obs.nest(final)
+        return t - 1
+
+    def _act_again(self, row: int, now: list[Column], place: _Place) -> Any:
+        """Choose an action for an environment that begins anew, and write it over the old one."""
+        t, block = place.t, place.block
+        before = self._state
+        if before:
+            self._state = {name: tensor.clone() for name, tensor in before.items()}
+            begins = np.zeros(self._n, np.bool_)
+            begins[row] = True
+            self._begin(begins)
+            if t == 0:
+                for name, held in place.state.items():
+                    held[row] = self._state[name][row].numpy()
+            self._context = replace(self._context, state=self._state)
+        obs = self._obs.nest([torch.from_numpy(column) for column in now])
+        kept = {name: column[t].copy() for name, column in block.items() if name not in _GIVEN}
+        between, self._between = self._between, None  # one version for all of this step
+        action = self._act(obs, block, t, self._horizon)
+        self._between = between
+        for name, column in kept.items():
+            if name not in self._obs_names:
+                column[row] = block[name][t, row]
+                block[name][t] = column
+        if before:
+            for name, tensor in before.items():
+                tensor[row] = self._state[name][row]
+            self._state = before
+            self._context = replace(self._context, state=before)
+        return action[row]
+
+    def _check_final(self, value: Any) -> None:
+        if self._guard is not None:
+            columns = self._obs.empty(1)
+            self._obs.write(columns, 0, value)
+            self._guard.check_value(columns)
+
+    def _broken(self, guard: Guard, slot: Slot) -> EnvRaised:
+        row, cause = next(iter(guard.faults(slot).items()))
+        fault = EnvRaised(row, "step")
+        fault.__cause__ = cause
+        return fault
 
     # Engines that spend a step on resetting: record, then leave out the dead rows.
 
@@ -210,6 +357,8 @@ class EnvLoop:
                 infos = self._engine.step([action], slot, None)
                 if infos:
                     self._mask.note(infos)
+                if self._guard is not None and not self._guard.passes(slot):
+                    raise self._broken(self._guard, slot)
                 if self._state:  # what acted in a dead step has not happened
                     ended = (slot.terminated | slot.truncated) & ~self._dead
                     self._begin(self._dead | ended)
@@ -250,7 +399,7 @@ class EnvLoop:
             [value for each in books for value in each.returns],
             [length for each in books for length in each.lengths],
             sum(len(each.step) for each in left),
-            block,
+            block=block,
         )
 
     # What both share

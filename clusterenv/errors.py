@@ -16,12 +16,14 @@ __all__ = [
     "ConfigError",
     "EmptyStore",
     "EnvError",
+    "EnvGivenUp",
     "NoWorkers",
     "NothingSent",
     "PolicyError",
     "RatioError",
     "ResetNeeded",
     "ResultsPending",
+    "SchedulerLost",
     "SchemaMismatch",
     "StaleBatch",
     "StoreDamaged",
@@ -57,8 +59,16 @@ class WorkerLost(ClusterEnvError, ConnectionError):
     """A worker that held a shard is gone."""
 
 
+class SchedulerLost(ClusterEnvError, ConnectionError):
+    """The cluster's scheduler is gone, so nothing can be placed on a worker any more."""
+
+
 class EnvError(ClusterEnvError, RuntimeError):
     """An environment or its factory raised on a worker."""
+
+
+class EnvGivenUp(EnvError):
+    """An environment failed more often than it may be rebuilt."""
 
 
 class PolicyError(ClusterEnvError, RuntimeError):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import selectors
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from clusterenv import config
 from clusterenv.channel import Array, Header
-from clusterenv.errors import ChannelClosed
+from clusterenv.errors import ChannelClosed, WorkerLost
 from clusterenv.fleet import Fleet, Link, env_error
 from clusterenv.frames import Frame
 
-__all__ = ["Answer", "Exchange", "Reader"]
+__all__ = ["Answer", "Exchange", "Reader", "Recover"]
 
 # Unanswered requests up to this size fit into the sockets' buffers whatever the shard
 # does; beyond it, answers are read first, or both sides could wait for the other to read.
@@ -22,6 +24,9 @@ _WATCH_SECONDS = 0.5
 Reader = Callable[[Link, Header, Any], Any]
 """Reads the body of an answer, given its header and blob, and returns the value."""
 
+Recover = Callable[[Link, WorkerLost, bool], Link]
+"""Places a lost shard again, ending its process first if told to; raises if it must not."""
+
 
 class Answer(NamedTuple):
     """What a shard answered; an exception if it failed."""
@@ -30,14 +35,31 @@ class Answer(NamedTuple):
     value: Any
 
 
-class Exchange:
-    """Sends requests to the shards of a fleet and receives whichever answer comes first."""
+class _Request(NamedTuple):
+    size: int
+    reader: Reader
+    again: Callable[[], None]
+    overdue: float
 
-    def __init__(self, fleet: Fleet) -> None:
+
+class Exchange:
+    """Sends requests to the shards of a fleet and receives whichever answer comes first.
+
+    Parameters
+    ----------
+    fleet
+        The shards.
+    recover
+        Called with a shard that is lost; its unanswered requests are then made again.
+    """
+
+    def __init__(self, fleet: Fleet, recover: Recover) -> None:
         self._fleet = fleet
+        self._recover = recover
         self._selector = selectors.DefaultSelector()
         self._ready: deque[Answer] = deque()
-        self._unanswered: dict[int, deque[tuple[int, Reader]]] = {}
+        self._unanswered: dict[int, deque[_Request]] = {}
+        self._patience = config.seconds("timeout.step")
         for link in fleet.links:
             self._selector.register(link.channel, selectors.EVENT_READ, link)
             self._unanswered[link.index] = deque()
@@ -49,22 +71,38 @@ class Exchange:
 
     def send(
         self,
-        link: Link,
+        shard: int,
         kind: Frame,
         reader: Reader,
+        again: Callable[[], None],
         blob: bytes = b"",
         body: Sequence[Array] = (),
     ) -> None:
-        """Send a request; its answer will be read by ``reader``."""
-        unanswered = self._unanswered[link.index]
+        """Send a request.
+
+        Parameters
+        ----------
+        shard
+            To whom.
+        reader
+            Reads the answer.
+        again
+            Asks for what is to be had instead if the shard is lost before it answers.
+        """
         size = len(blob) + sum(array.nbytes for array in body)
-        while unanswered and sum(sent for sent, _ in unanswered) + size > _UNANSWERED_BYTES:
-            self._read(link)
+        unanswered = self._unanswered[shard]
+        while unanswered and sum(each.size for each in unanswered) + size > _UNANSWERED_BYTES:
+            self._read(self._fleet.links[shard])
+        link = self._fleet.links[shard]
         try:
             link.channel.send(kind, blob, body)
         except ChannelClosed as error:
-            raise self._fleet.lost(link) from error
-        unanswered.append((size, reader))
+            self._lose(link, self._fleet.lost(link), error)
+            again()
+            return
+        # Resets and calls take as long as they take; a step that does not end is a fault.
+        limit = self._patience if kind in (Frame.STEP, Frame.ACT) else float("inf")
+        unanswered.append(_Request(size, reader, again, time.monotonic() + limit))
 
     def recv(self) -> Answer:
         """Return the next answer of any shard."""
@@ -72,7 +110,7 @@ class Exchange:
             for link in self._readable():
                 self._read(link)
             if not self._ready:
-                self._fleet.watch()
+                self._watch()
         return self._ready.popleft()
 
     def _readable(self) -> list[Link]:
@@ -83,12 +121,46 @@ class Exchange:
         try:
             header = link.channel.recv_header()
             blob = link.channel.recv_blob(header)
-            _, reader = self._unanswered[link.index].popleft()
+            reader = self._unanswered[link.index][0].reader
             failed = header.kind == Frame.FAILED
             value = env_error(link, blob) if failed else reader(link, header, blob)
-            self._ready.append(Answer(link, value))
         except ChannelClosed as error:
-            raise self._fleet.lost(link) from error
+            self._lose(link, self._fleet.lost(link), error)
+            return
+        self._unanswered[link.index].popleft()
+        self._ready.append(Answer(link, value))
+
+    def _watch(self) -> None:
+        """Look for shards that Dask knows to be lost, and for answers that do not come."""
+        for link in self._fleet.gone():
+            self._lose(link, self._fleet.lost(link))
+        now = time.monotonic()
+        for link in self._fleet.links:
+            unanswered = self._unanswered[link.index]
+            if unanswered and now > unanswered[0].overdue:
+                error = WorkerLost(
+                    f"{link} has not finished a step for {self._patience:g} s: an environment "
+                    "hangs, or its process is stopped or cannot be reached. If a step may take "
+                    "longer: dask.config.set({'clusterenv.timeout.step': '10 min'})"
+                )
+                self._lose(link, error, end_process=True)
+
+    def _lose(
+        self,
+        link: Link,
+        error: WorkerLost,
+        cause: BaseException | None = None,
+        end_process: bool = False,
+    ) -> None:
+        """Have a shard placed again, and ask it for what its predecessor did not answer."""
+        error.__cause__ = cause
+        self._selector.unregister(link.channel)
+        requests = list(self._unanswered[link.index])
+        self._unanswered[link.index].clear()
+        back = self._recover(link, error, end_process)
+        self._selector.register(back.channel, selectors.EVENT_READ, back)
+        for request in requests:
+            request.again()
 
     def close(self) -> None:
         """Forget the channels; the fleet closes them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,17 @@ from clusterenv import config
 from clusterenv.channel import Channel, loads
 from clusterenv.cluster import wait_for_workers
 from clusterenv.envs import EnvDescription
-from clusterenv.errors import ConfigError, EnvError, NoWorkers, PolicyError, WorkerLost
+from clusterenv.errors import (
+    ConfigError,
+    EnvError,
+    EnvGivenUp,
+    NoWorkers,
+    PolicyError,
+    SchedulerLost,
+    WorkerLost,
+)
 from clusterenv.frames import Failure
+from clusterenv.keep import keep_shards
 from clusterenv.shard import Opened, Shard, ShardSpec
 from clusterenv.supervision import Pulse, choose_worker
 
@@ -72,6 +81,9 @@ class Link:
         self.actor: Any = None
         self._channel: Channel | None = None
         self.lost = False
+        self.draining = False
+        self.because = "scale"
+        """Why it was placed: ``scale``, ``loss`` or ``move``."""
         self.pulse = Pulse(time.monotonic())
 
     def __str__(self) -> str:
@@ -113,6 +125,8 @@ class Fleet:
         self._recipe, self._stream = recipe, stream
         self._name = uuid.uuid4().hex
         self.links: list[Link] = []
+        self._ends: dict[str, float] = {}  # of workers with a lifetime, by the monotonic clock
+        keep_shards(client)
         try:
             self._place(shares)
             self.description = self._open(self.links)
@@ -165,18 +179,76 @@ class Fleet:
         ClusterEnvError
             If no worker came in time, or what was raised on it.
         """
-        if self._client.status == "running":
-            self._client.cancel([lost.future], force=True)
-        workers = wait_for_workers(self._client, 1, config.seconds("timeout.workers"))
-        worker = choose_worker(self._load(workers), avoid={lost.worker})
-        assert worker is not None
-        link = self._submit(lost.index, lost.share, worker, incarnation)
+        self.await_scheduler()
+        self._client.cancel([lost.future], force=True)
+        return self._place_one(lost.index, lost.share, incarnation, avoid={lost.worker})
+
+    def place_more(self, index: int, incarnation: int) -> Link:
+        """Open one shard more, as large as the first; as :meth:`place_again`."""
+        size, last = self.links[0].share.count, self.links[-1]
+        first = last.span.stop + size * (index - last.index - 1)
+        return self._place_one(index, Share(first, size), incarnation, avoid=())
+
+    def _place_one(
+        self, index: int, share: Share, incarnation: int, avoid: Collection[str]
+    ) -> Link:
+        worker = self._find_worker(avoid)
+        link = self._submit(index, share, worker, incarnation)
         try:
             self._open([link])
         except BaseException:
             self._close([link], config.seconds("timeout.close"))
             raise
         return link
+
+    def _find_worker(self, avoid: Collection[str]) -> str:
+        """Return the best worker, and wait for one that is not to leave."""
+        timeout = config.seconds("timeout.workers")
+        deadline = time.monotonic() + timeout
+        while True:
+            workers = set(wait_for_workers(self._client, 1, timeout)) - self.leaving()
+            worker = choose_worker(self._load(workers), avoid)
+            if worker is not None:
+                return worker
+            if time.monotonic() > deadline:
+                raise NoWorkers(
+                    f"waited {timeout:g} s for a worker that is not about to leave; none came. "
+                    "Workers with a lifetime need --lifetime-restart, or a cluster that replaces "
+                    "them (cluster.adapt)"
+                )
+            time.sleep(_GRACE_SECONDS)
+
+    def load(self) -> dict[str, int]:
+        """Return how many shards each worker has, ours and others'; asks the scheduler."""
+        return self._load(self._client.nthreads())
+
+    def leaving(self) -> set[str]:
+        """Return the workers whose lifetime or job is about to end."""
+        soon = time.monotonic() + config.seconds("timeout.leave")
+        return {worker for worker, end in self._ends.items() if end < soon}
+
+    @property
+    def connected(self) -> bool:
+        """Whether the scheduler can be reached, as far as anybody has noticed."""
+        return bool(self._client.status == "running")
+
+    def await_scheduler(self) -> None:
+        """Wait for a scheduler that cannot be reached.
+
+        Raises
+        ------
+        SchedulerLost
+            If it is not there in time.
+        """
+        timeout = config.seconds("timeout.scheduler")
+        deadline = time.monotonic() + timeout
+        while not self.connected:
+            if time.monotonic() > deadline or self._client.status in ("closed", "closing"):
+                raise SchedulerLost(
+                    f"the scheduler has been gone for {timeout:g} s: no shard can be placed any "
+                    "more. Start a cluster and go on from what was saved"
+                )
+            time.sleep(0.1)
 
     def end_process(self, link: Link) -> None:
         """End the process of a worker that does not answer; its nanny starts another."""
@@ -186,8 +258,15 @@ class Fleet:
             logger.warning("the process of %s could not be ended: %s", link, error)
 
     def replace(self, link: Link) -> None:
-        """Put a shard that was placed again into its predecessor's position."""
-        self.links[link.index] = link
+        """Put a shard into its predecessor's position, or after all others."""
+        if link.index == len(self.links):
+            self.links.append(link)
+        else:
+            self.links[link.index] = link
+
+    def remove_last(self) -> None:
+        """Forget the last shard, which has been drained."""
+        self.links.pop()
 
     def _open(self, links: Sequence[Link]) -> EnvDescription:
         timeout = config.seconds("timeout.workers")
@@ -214,6 +293,8 @@ class Fleet:
             if isinstance(opened, Failure):
                 raise env_error(link, opened)
             descriptions.append(opened.description)
+            if opened.seconds_left is not None:
+                self._ends[link.worker] = time.monotonic() + opened.seconds_left
             self._connect(link, opened)
         _check_same(links, descriptions)
         return descriptions[0]
@@ -234,13 +315,13 @@ class Fleet:
                 "ports open, name them: dask.config.set({'clusterenv.channel.ports': [9000, 9100]})"
             ) from error
 
-    def watch(self) -> None:
-        """Raise if Dask knows of a lost shard: a machine that vanishes closes no connection."""
-        for link in self.gone():
-            raise self.lost(link)
-
     def gone(self) -> list[Link]:
-        """Return the shards that Dask knows to be lost, and nobody had noticed."""
+        """Return the shards that Dask knows to be lost, and nobody had noticed.
+
+        A machine that vanishes closes no connection.
+        """
+        if not self.connected:  # then Dask takes all futures for cancelled
+            return []
         ended = ("lost", "cancelled", "error")
         return [link for link in self.links if not link.lost and link.future.status in ended]
 
@@ -313,8 +394,10 @@ def env_error(link: Link, failure: Failure) -> Exception:
     hint = ""
     if isinstance(cause, ImportError):
         hint = "\nIs the package installed on the workers?"
-    error = EnvError(
-        f"{which} of {link} raised in {failure.doing}.{hint}\n\n"
+    kind = EnvGivenUp if failure.note else EnvError
+    note = f"\n{failure.note}" if failure.note else ""
+    error = kind(
+        f"{which} of {link} raised in {failure.doing}.{hint}{note}\n\n"
         f"On the worker:\n{failure.traceback.rstrip()}"
     )
     error.__cause__ = cause

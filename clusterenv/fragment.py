@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from clusterenv.schema import Column
 
-__all__ = ["Fragment"]
+__all__ = ["Cut", "Fragment"]
+
+
+class Cut(NamedTuple):
+    """An episode that was cut because its environment failed and was rebuilt."""
+
+    env: int
+    """Global index."""
+    time: int
+    """Time row of the last step of the episode, which is ``truncated``; -1 if that step is in
+    an earlier batch, or if the episode had none."""
+    reason: str
 
 
 @dataclass
@@ -29,5 +41,6 @@ class Fragment:
     lengths: list[int] = field(default_factory=list)
     dropped: int = 0
     """Rows that a fresh start left behind."""
+    cuts: list[Cut] = field(default_factory=list)
     block: dict[str, Column] | None = None
     """Buffers behind the columns, for the env loop to use again."""

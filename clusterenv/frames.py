@@ -28,9 +28,11 @@ class Frame(enum.IntEnum):
     ANNOUNCE = 22
     WEIGHTS = 23
     PING = 24
+    DRAIN = 25
     FRAGMENT = 31
     PULL = 32
     PONG = 33
+    DRAINED = 34
     # Either: something was raised on the worker.
     FAILED = 41
 
@@ -45,17 +47,20 @@ class Failure(NamedTuple):
     error: bytes | None
     """The pickled exception, if it can be pickled."""
     traceback: str
+    note: str = ""
+    """Why the environment must not be tried again, if that is so."""
 
 
 def failure_of(error: BaseException, first: int, doing: str) -> Failure:
     """Describe an exception raised by the environments that begin at index ``first``."""
-    env = None
+    env, note = None, ""
     if isinstance(error, EnvRaised) and error.__cause__ is not None:
-        env, doing, error = first + error.env, error.doing, error.__cause__
+        env, doing, note = first + error.env, error.doing, error.note
+        error = error.__cause__
     elif isinstance(error, PolicyFault):
         doing = "act"
     try:
         pickled = dumps(error)
     except Exception:
         pickled = None
-    return Failure(env, doing, pickled, "".join(traceback.format_exception(error)))
+    return Failure(env, doing, pickled, "".join(traceback.format_exception(error)), note)

@@ -41,6 +41,12 @@ class Ledger:
         """Return the ledger of ``n`` environments before their first step."""
         return cls(np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n))
 
+    def cut(self, env: int) -> None:
+        """End the episode of one environment, if it has had a step, without a return."""
+        if self.step[env]:
+            self.step[env], self.total[env] = 0, 0.0
+            self.episode[env] += 1
+
     def post(self, envs: Ints, counts: Ints, reward: npt.NDArray[Any], ended: Bools) -> Book:
         """Enter tracks.
 

@@ -56,6 +56,11 @@ class Recorder:
         self._waiting = np.zeros(n, np.int64)  # real steps that are in no fragment yet
         self._since = np.zeros(n, np.int64)  # the step from which they count
 
+    @property
+    def waiting_rows(self) -> int:
+        """Real steps that are in no fragment."""
+        return int(self._waiting.sum())
+
     def spans(self, all_envs: bool) -> Iterator[range]:
         """Yield the time rows to be filled, without a gap, until a fragment is full."""
         while steps := steps_until_enough(self._waiting, self._horizon, all_envs):

@@ -42,10 +42,11 @@ class RemotePolicy:
         self._pickled = dumps_by_value(policy)
         self._rule = rule
         self._publisher = Publisher(policy, rule, observations, shards)
-        self._has = [False] * shards
+        self._has: dict[int, int] = {}  # which incarnation of a shard has the policy
         self._print = _fingerprint(policy)
         self._divergences: dict[int, float] = {}
         self._mask = InfoMask(envs)
+        self._columns: dict[str, Column] = {}
         self.pulls = 0
         self.weight_bytes = 0
 
@@ -56,23 +57,32 @@ class RemotePolicy:
             self._print = now
             self._divergences = dict(self._publisher.publish(policy, {}).divergences)
 
-    def request(self, shard: int) -> tuple[bytes, list[Array]]:
+    def request(self, shard: int, incarnation: int) -> tuple[bytes, list[Array]]:
         """Return blob and body of the frame that makes a shard act."""
         publisher = self._publisher
-        if not self._has[shard]:
-            self._has[shard] = True
+        if self._has.get(shard) != incarnation:
+            self._has[shard] = incarnation
             pickled: bytes | None = self._pickled
             held = 0
         else:
             pickled, held = None, publisher.in_use[shard]
         lag = publisher.version - held
-        if lag and self._rule.should_pull(lag, self._divergences.get(held)):
+        new = pickled is not None  # begins with the newest version
+        if lag and (new or self._rule.should_pull(lag, self._divergences.get(held))):
             publisher.in_use[shard] = publisher.version
             buffer = publisher.newest.buffer
             self.pulls += 1
             self.weight_bytes += buffer.nbytes
             return dumps(tuple(ActRequest(pickled, publisher.version))), [buffer]
         return dumps(tuple(ActRequest(pickled, held))), []
+
+    def complete(self, chosen: dict[str, Column], envs: int) -> dict[str, Column]:
+        """Return what was chosen, with zeros if a lost shard had nobody to choose."""
+        self._columns |= {name: values[:1] for name, values in chosen.items()}
+        for name, like in self._columns.items():
+            if name not in chosen:
+                chosen[name] = np.zeros((envs, *like.shape[1:]), like.dtype)
+        return chosen
 
     def observe(self, obs: list[Column], info: Mapping[str, Any]) -> None:
         """Keep some observations and their action masks, to compare versions on."""

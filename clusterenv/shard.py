@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 from distributed import get_worker
 from distributed.comm import get_address_host
 from gymnasium.vector import AutoresetMode
@@ -55,6 +58,8 @@ class Opened(NamedTuple):
     port: int
     token: bytes
     description: EnvDescription
+    seconds_left: float | None
+    """Until the worker's lifetime or job ends, if that is known."""
 
 
 class ResetRequest(NamedTuple):
@@ -95,6 +100,7 @@ class Shard:
             if worker.address.startswith("tls://")
             else None
         )
+        self._lifetime = worker.lifetime
         self._closing = threading.Event()
         self._opened: Future[Opened | Failure] = Future()
         self._ended: Future[None] = Future()
@@ -147,7 +153,13 @@ class Shard:
                 self._opened.set_result(failure_of(error, self._spec.first, "make"))
                 return
             self._opened.set_result(
-                Opened(self._host, self._listener.port, self._listener.token, engine.description)
+                Opened(
+                    self._host,
+                    self._listener.port,
+                    self._listener.token,
+                    engine.description,
+                    _seconds_left(self._lifetime),
+                )
             )
             if self._closing.is_set():  # while the environments were made
                 return
@@ -274,6 +286,16 @@ def _indices(rows: slice | npt.NDArray[np.intp]) -> Sequence[int]:
         return range(rows.start, rows.stop)
     indices: list[int] = rows.tolist()
     return indices
+
+
+def _seconds_left(lifetime: float | None) -> float | None:
+    """Return the seconds until this process must end, by its lifetime or by Slurm's clock."""
+    ends = []
+    if lifetime:
+        ends.append(psutil.Process().create_time() + lifetime)
+    if end := os.environ.get("SLURM_JOB_END_TIME"):
+        ends.append(float(end))
+    return min(ends) - time.time() if ends else None
 
 
 def _bindable_host(address: str) -> str:

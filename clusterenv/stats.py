@@ -19,7 +19,7 @@ class Stats:
 
     rows: int
     dropped_rows: int
-    """Rows that a lock-step start left behind (engines that spend steps on resetting)."""
+    """Rows left behind by a lock-step start or a move (engines that spend steps on resetting)."""
     episodes: int
     returns: list[float]
     """Of the last 100 finished episodes."""
@@ -47,6 +47,10 @@ class Stats:
     """That acted in the first row of each shard's last fragment."""
     restarts: int
     """Shards placed again after a loss."""
+    moves: int
+    """Shards that were moved from one worker to another, with nothing lost."""
+    rebuilt: int
+    """Environments that were rebuilt after a fault of their own."""
     incarnations: list[int]
     """Of each shard: how often it was placed again."""
     queued: int
@@ -74,16 +78,26 @@ class Tally:
         self._lags: list[int] = [0, 0, 0]  # least, most, sum
         self._fragments = 0
         self._incarnations = [0] * shards
-        self._restarts = 0
+        self._restarts = self._moves = self._rebuilt = 0
         self._earlier = [0, 0]  # checks and pulls of incarnations that are gone
 
-    def restarted(self, shard: int, incarnation: int) -> None:
-        """Note that a shard begins anew, and counts from 0 again."""
-        self._restarts += 1
+    def began(self, shard: int, incarnation: int, because: str) -> None:
+        """Note that a shard begins, and counts from 0."""
+        while shard >= len(self._rows):
+            for counts in (self._rows, self._checks, self._pulls, self._versions):
+                counts.append(0)
+            self._divergences.append(None)
+            self._incarnations.append(0)
+        self._moves += because == "move"
+        self._restarts += because == "loss"
         self._incarnations[shard] = incarnation
         self._earlier[0] += self._checks[shard]
         self._earlier[1] += self._pulls[shard]
         self._checks[shard] = self._pulls[shard] = 0
+
+    def left_behind(self, rows: int) -> None:
+        """Count rows that a move has cost."""
+        self._dropped += rows
 
     def add(self, shard: int, rows: int, nbytes: int, meta: FragmentMeta) -> None:
         self._rows[shard] += rows
@@ -94,6 +108,7 @@ class Tally:
         self._lengths.extend(meta.lengths)
         self._checks[shard] = meta.checks
         self._pulls[shard] = meta.pulls
+        self._rebuilt += len(meta.cuts)
         self._versions[shard] = meta.version
         self._divergences[shard] = meta.divergence
         lag = meta.newest - meta.version
@@ -124,6 +139,8 @@ class Tally:
             divergences=list(self._divergences),
             versions=list(self._versions),
             restarts=self._restarts,
+            moves=self._moves,
+            rebuilt=self._rebuilt,
             incarnations=list(self._incarnations),
             queued=queued,
             evaluation_seconds=publisher.evaluation_seconds,

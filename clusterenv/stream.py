@@ -11,7 +11,7 @@ import logging
 import queue
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from clusterenv.errors import ChannelClosed
 from clusterenv.fragment import Fragment
 from clusterenv.frames import Frame, failure_of
 from clusterenv.policies.base import Policy
-from clusterenv.supervision import env_seeds
+from clusterenv.supervision import EnvFaults, env_seeds
 from clusterenv.sync.rules import SyncRule
 from clusterenv.sync.weights import Weights, load, manifest_of
 from clusterenv.wire import FragmentMeta, body_of, parts_of
@@ -48,6 +48,7 @@ class StreamSpec:
     version: int
     switch: str = "fragment"
     """One of :data:`SWITCHES`."""
+    env_faults: EnvFaults = field(default_factory=EnvFaults)
 
 
 class Announcement(NamedTuple):
@@ -121,12 +122,14 @@ class Stream:
             first,
             spec.horizon,
             env_seeds(spec.seed, incarnation, first, engine.num_envs),
+            spec.env_faults,
         )
         self._tickets: queue.SimpleQueue[bool | None] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[tuple[Fragment, FragmentMeta] | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._arrived: Weights | None = None
         self._closed = False
+        self._draining = False
         self._busy = False  # whether environments are being stepped
 
     def run(self, channel: Channel) -> None:
@@ -141,6 +144,9 @@ class Stream:
             helper.start()
         try:
             while (fresh := self._tickets.get()) is not None:
+                if self._draining:
+                    self._hand_over(helpers)
+                    break
                 self._synchronize(wait=fresh)
                 self._busy = True
                 newest, divergence = self._client.newest.version, self._client.divergence
@@ -160,6 +166,15 @@ class Stream:
             channel.close()
             for helper in helpers:
                 helper.join()
+
+    def _hand_over(self, helpers: list[threading.Thread]) -> None:
+        """Deliver all that is finished, say so, and wait until the head closes."""
+        self._outbox.put(None)
+        helpers[1].join()
+        with self._send_lock:
+            self._channel.send(Frame.DRAINED, dumps(self._loop.waiting_rows))
+        while self._tickets.get() is not None:
+            pass
 
     def _acting(self) -> Acting:
         return Acting(self._client.version, self._client.newest.scalars)
@@ -196,6 +211,7 @@ class Stream:
             fragment.dropped,
             self._client.checks,
             self._client.pulls,
+            fragment.cuts,
         )
 
     def _send(self) -> None:
@@ -220,6 +236,9 @@ class Stream:
                     self._client.newest = Announcement(*blob)
                 elif header.kind == Frame.WEIGHTS:
                     self._receive(header, blob)
+                elif header.kind == Frame.DRAIN:
+                    self._draining = True
+                    self._tickets.put(False)
                 elif header.kind == Frame.PING:
                     with self._send_lock:
                         self._channel.send(Frame.PONG, dumps((self._loop.steps, self._busy)))

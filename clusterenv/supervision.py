@@ -9,7 +9,16 @@ import numpy as np
 
 from clusterenv.errors import ConfigError
 
-__all__ = ["Pulse", "Restarts", "choose_worker", "env_seeds"]
+__all__ = [
+    "EnvFaults",
+    "Pulse",
+    "Restarts",
+    "choose_worker",
+    "env_seeds",
+    "rebuilt_seed",
+    "shards_to_add",
+    "shards_to_move",
+]
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,43 @@ class Restarts:
         if recent > self.count:
             return None
         return 0.0 if recent < 2 else float(min(self.backoff_max, self.backoff * 2 ** (recent - 2)))
+
+
+@dataclass(frozen=True)
+class EnvFaults:
+    """What becomes of an environment that raises or breaks its own space.
+
+    Parameters
+    ----------
+    count
+        How often one environment is rebuilt within ``seconds``; one fault more ends the run.
+        With 0 the first fault does.
+    seconds
+        The time that faults are counted over.
+    bounds
+        Whether an observation outside the bounds of its ``Box`` is a fault too. Numbers that
+        are not finite, wrong shapes and wrong dtypes always are.
+
+    Examples
+    --------
+    >>> EnvFaults(count=2, seconds=60).allows([0, 50, 70], now=70)
+    True
+    """
+
+    count: int = 5
+    seconds: float = 600.0
+    bounds: bool = False
+
+    def __post_init__(self) -> None:
+        if self.count < 0 or not self.seconds > 0:
+            raise ConfigError(
+                f"count={self.count}, seconds={self.seconds}: EnvFaults(5, seconds=600), or "
+                "EnvFaults(0) to end the run at the first fault"
+            )
+
+    def allows(self, faults: Sequence[float], now: float) -> bool:
+        """Whether an environment with faults at these times, the last included, is rebuilt."""
+        return sum(now - fault <= self.seconds for fault in faults) <= self.count
 
 
 class Pulse:
@@ -123,6 +169,66 @@ def choose_worker(load: Mapping[str, int], avoid: Collection[str] = ()) -> str |
     return min(load, key=lambda worker: (worker in avoid, load[worker], worker), default=None)
 
 
+def shards_to_move(
+    placed: Mapping[int, str], load: Mapping[str, int], leaving: Collection[str]
+) -> list[int]:
+    """Return the shards that should be on another worker.
+
+    Those on workers that are to leave; and of a worker that has at least two shards more than
+    another, as many as make the two even.
+
+    Parameters
+    ----------
+    placed
+        The worker of each shard.
+    load
+        Shards of each worker that is there, whoever they belong to.
+    leaving
+        Workers that are to leave.
+
+    Examples
+    --------
+    >>> shards_to_move({0: "a", 1: "a"}, {"a": 2, "b": 0}, leaving=())
+    [1]
+    >>> shards_to_move({0: "a", 1: "b"}, {"a": 1, "b": 1, "c": 0}, leaving={"b"})
+    [1]
+    >>> shards_to_move({0: "a", 1: "a"}, {"a": 2, "b": 1}, leaving=())
+    []
+    """
+    moving = [shard for shard, worker in placed.items() if worker in leaving]
+    staying = {worker: count for worker, count in load.items() if worker not in leaving}
+    for _ in moving:
+        if staying:
+            staying[min(staying, key=lambda worker: staying[worker])] += 1
+    while staying:
+        ours = {shard: worker for shard, worker in placed.items() if shard not in moving}
+        crowded = [shard for shard, worker in ours.items() if worker in staying]
+        if not crowded:
+            break
+        shard = max(crowded, key=lambda shard: (staying[ours[shard]], shard))
+        emptiest = min(staying, key=lambda worker: staying[worker])
+        if staying[ours[shard]] < staying[emptiest] + 2:
+            break
+        staying[ours[shard]] -= 1
+        staying[emptiest] += 1
+        moving.append(shard)
+    return moving
+
+
+def shards_to_add(
+    shards: int, max_shards: int, load: Mapping[str, int], leaving: Collection[str]
+) -> int:
+    """Return how many shards workers that have none could take.
+
+    Examples
+    --------
+    >>> shards_to_add(2, 3, {"a": 1, "b": 1, "c": 0, "d": 0}, leaving=())
+    1
+    """
+    free = sum(not count and worker not in leaving for worker, count in load.items())
+    return max(0, min(free, max_shards - shards))
+
+
 def env_seeds(seed: int | None, incarnation: int, first: int, count: int) -> list[int | None]:
     """Return the seeds of a shard's environments, which no other incarnation has.
 
@@ -144,3 +250,16 @@ def env_seeds(seed: int | None, incarnation: int, first: int, count: int) -> lis
         int(np.random.SeedSequence([seed, incarnation, env]).generate_state(1)[0] >> 1)
         for env in range(first, first + count)
     ]
+
+
+def rebuilt_seed(seed: int | None, env: int, count: int) -> int | None:
+    """Return the seed of an environment that is rebuilt, for the ``count``-th time.
+
+    Examples
+    --------
+    >>> rebuilt_seed(None, 3, 1) is None, rebuilt_seed(7, 3, 1) != rebuilt_seed(7, 3, 2)
+    (True, True)
+    """
+    if seed is None:
+        return None
+    return int(np.random.SeedSequence([seed, env, count, 1]).generate_state(1)[0] >> 1)

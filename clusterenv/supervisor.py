@@ -1,4 +1,4 @@
-"""Places lost shards again, beside whoever noticed the loss."""
+"""Keeps the record of losses, and places lost shards again beside whoever noticed."""
 
 from __future__ import annotations
 
@@ -9,17 +9,74 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from clusterenv import config
-from clusterenv.errors import ClusterEnvError, ConfigError, EnvError, PolicyError, WorkerLost
+from clusterenv.errors import (
+    ClusterEnvError,
+    ConfigError,
+    EnvError,
+    EnvGivenUp,
+    PolicyError,
+    SchedulerLost,
+    WorkerLost,
+)
 from clusterenv.fleet import Fleet, Link
-from clusterenv.supervision import Restarts
+from clusterenv.supervision import Restarts, shards_to_add, shards_to_move
 
-__all__ = ["Supervisor"]
+__all__ = ["Losses", "Supervisor"]
 
 logger = logging.getLogger("clusterenv")
 
+_FINAL = (ConfigError, PolicyError, EnvGivenUp, SchedulerLost)  # the next one would fail too
+
+
+class Losses:
+    """What was lost when and how, and whether a shard may be placed again.
+
+    Parameters
+    ----------
+    rule
+        How often, and how soon.
+    """
+
+    def __init__(self, rule: Restarts) -> None:
+        self._rule = rule
+        self._times: defaultdict[int, list[float]] = defaultdict(list)
+        self._errors: defaultdict[int, list[BaseException]] = defaultdict(list)
+        self._incarnations: defaultdict[int, int] = defaultdict(int)
+
+    def note(self, shard: int, error: BaseException) -> float | None:
+        """Note a loss; return the seconds to wait, or ``None`` if the run must end."""
+        self._times[shard].append(time.monotonic())
+        self._errors[shard].append(error)
+        if isinstance(error, _FINAL):
+            return None
+        return self._rule.wait(self._times[shard], time.monotonic())
+
+    def next_incarnation(self, shard: int) -> int:
+        """Return the number that a shard has when it is placed again."""
+        self._incarnations[shard] += 1
+        return self._incarnations[shard]
+
+    def verdict(self, shard: int) -> BaseException:
+        """Return the error that ends the run: the last one, and all before it."""
+        errors = self._errors[shard]
+        last = errors[-1]
+        if len(errors) == 1:
+            return last
+        kind: type[ClusterEnvError] = WorkerLost
+        for each in (ConfigError, PolicyError, EnvError, SchedulerLost):
+            if isinstance(last, each):
+                kind = each
+        seen = "\n\n".join(f"{number}. {error}" for number, error in enumerate(errors, 1))
+        verdict = kind(
+            f"shard {shard} was lost {len(errors)} times, and {self._rule} allows no more. "
+            f"What was seen:\n\n{seen}"
+        )
+        verdict.__cause__ = last
+        return verdict
+
 
 class Supervisor:
-    """Gives every lost shard another incarnation, as long as the rule allows.
+    """Gives every lost shard another incarnation, and moves shards where they should be.
 
     Parameters
     ----------
@@ -27,8 +84,12 @@ class Supervisor:
         Places the shards.
     rule
         How often, and how soon.
+    max_shards
+        Workers that have no shard get one, up to so many shards.
     back
-        Called, in a thread of its own, with a shard that is there again.
+        Called, in a thread of its own, with a shard that is there.
+    drain
+        Called with a shard that shall finish what it has in hand; :meth:`drained` follows.
     over
         Called with the error that ends the run.
     """
@@ -37,19 +98,24 @@ class Supervisor:
         self,
         fleet: Fleet,
         rule: Restarts,
+        max_shards: int,
         back: Callable[[Link], None],
+        drain: Callable[[Link], None],
         over: Callable[[BaseException], None],
     ) -> None:
         self._fleet = fleet
-        self._rule = rule
+        self._losses = Losses(rule)
+        self._max_shards = max_shards
+        self._wanted = len(fleet.links)
         self._back = back
+        self._drain = drain
         self._over = over
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
-        self._losses: defaultdict[int, list[float]] = defaultdict(list)
-        self._errors: defaultdict[int, list[BaseException]] = defaultdict(list)
-        self._incarnations: defaultdict[int, int] = defaultdict(int)
+        self._fitting = threading.Lock()
+        self._removed: set[int] = set()
+        self._start(self._watch, "watch")
 
     def lost(self, link: Link, error: BaseException, end_process: bool = False) -> None:
         """Place a lost shard again after a while, or end the run with all that was seen.
@@ -68,68 +134,122 @@ class Supervisor:
         with self._lock:
             if self._closing.is_set():
                 return
-            self._losses[link.index].append(time.monotonic())
-            self._errors[link.index].append(error)
-            wait = self._rule.wait(self._losses[link.index], time.monotonic())
-            if isinstance(error, (ConfigError, PolicyError)):  # the next one would fail too
-                wait = None
+            wait = self._losses.note(link.index, error)
             if wait is None:
-                self._over(self._verdict(link))
+                self._over(self._losses.verdict(link.index))
                 return
-            logger.warning("%s Placing it again%s.", error, f" in {wait:g} s" if wait else "")
-            thread = threading.Thread(
-                target=self._restore,
-                args=(link, wait, end_process),
-                name=f"clusterenv-restart-{link.index}",
-                daemon=True,
-            )
-            self._threads = [each for each in self._threads if each.is_alive()]
-            self._threads.append(thread)
-            thread.start()
+        logger.warning("%s Placing it again%s.", error, f" in {wait:g} s" if wait else "")
+        self._start(self._restore, f"restart-{link.index}", link, wait, end_process)
+
+    def drained(self, link: Link, remove: bool) -> None:
+        """Stop a shard that has delivered everything, and place it elsewhere or not at all."""
+        link.lost = True
+        if not remove:
+            logger.info("%s moves to another worker.", link)
+        self._start(self._move, f"move-{link.index}", link, remove)
+
+    def scale(self, shards: int) -> None:
+        """Collect with so many shards, as soon as they are there or drained."""
+        with self._lock:
+            self._wanted = shards
+        self._start(self._fit, "scale")
+
+    @property
+    def wanted(self) -> int:
+        """Shards that there shall be."""
+        return self._wanted
 
     def close(self, timeout: float) -> None:
         """Place nothing again from now on."""
+        self._closing.set()
         with self._lock:
-            self._closing.set()
             threads = list(self._threads)
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(timeout)
+
+    # Threads
+
+    def _start(self, target: Callable[..., None], name: str, *args: object) -> None:
+        thread = threading.Thread(target=target, args=args, name=f"clusterenv-{name}", daemon=True)
+        with self._lock:
+            if self._closing.is_set():
+                return
+            self._threads = [each for each in self._threads if each.is_alive()]
+            self._threads.append(thread)
+            thread.start()
 
     def _restore(self, link: Link, wait: float, end_process: bool) -> None:
         if self._closing.wait(wait):
             return
         if end_process:
             self._fleet.end_process(link)
+        self._place(link, "loss")
+
+    def _move(self, link: Link, remove: bool) -> None:
+        self._fleet.discard(link, config.seconds("timeout.close"))
+        if not remove:
+            self._place(link, "move")
+
+    def _place(self, link: Link, because: str) -> None:
         with self._lock:
-            self._incarnations[link.index] += 1
-            incarnation = self._incarnations[link.index]
+            incarnation = self._losses.next_incarnation(link.index)
         try:
             again = self._fleet.place_again(link, incarnation)
         except Exception as error:
             if not self._closing.is_set():
                 self.lost(link, error)
             return
+        again.because = because
+        self._hand(again)
+
+    def _hand(self, link: Link) -> None:
+        """Hand a shard over, unless everything ends."""
         with self._lock:
             if not self._closing.is_set():
-                self._back(again)
+                self._back(link)
                 return
-        self._fleet.discard(again, config.seconds("timeout.close"))
+        self._fleet.discard(link, config.seconds("timeout.close"))
 
-    def _verdict(self, link: Link) -> BaseException:
-        """Return the error that ends the run: the last one, and all before it."""
-        errors = self._errors[link.index]
-        last = errors[-1]
-        if len(errors) == 1:
-            return last
-        kind: type[ClusterEnvError] = WorkerLost
-        for each in (ConfigError, PolicyError, EnvError):
-            if isinstance(last, each):
-                kind = each
-        seen = "\n\n".join(f"{number}. {error}" for number, error in enumerate(errors, 1))
-        verdict = kind(
-            f"shard {link.index} was lost {len(errors)} times, and {self._rule} allows no more. "
-            f"What was seen:\n\n{seen}"
-        )
-        verdict.__cause__ = last
-        return verdict
+    def _watch(self) -> None:
+        """Look every now and then at which workers came, and which are to leave."""
+        while not self._closing.wait(config.seconds("watch")):
+            try:
+                self._fleet.await_scheduler()
+                load = self._fleet.load()
+            except SchedulerLost as error:
+                self._over(error)
+                return
+            except Exception:  # the scheduler is about to be noticed as lost
+                continue
+            leaving = self._fleet.leaving()
+            links = [link for link in self._fleet.links if not link.lost]
+            if any(link.draining for link in links) or len(links) < self._wanted:
+                continue  # one thing after the other
+            placed = {link.index: link.worker for link in links if link.worker in load}
+            for index in shards_to_move(placed, load, leaving):
+                self._drain(self._fleet.links[index])
+            if more := shards_to_add(self._wanted, self._max_shards, load, leaving):
+                self.scale(self._wanted + more)
+
+    def _fit(self) -> None:
+        """Add or drain shards until there are as many as wanted."""
+        with self._fitting:
+            while not self._closing.is_set() and len(self._fleet.links) < self._wanted:
+                index = len(self._fleet.links)
+                with self._lock:
+                    again = index in self._removed
+                    incarnation = self._losses.next_incarnation(index) if again else 0
+                try:
+                    self._hand(self._fleet.place_more(index, incarnation))
+                except Exception as error:
+                    logger.warning("no shard %d: %s", index, error)
+                    with self._lock:
+                        self._wanted = len(self._fleet.links)
+                    return
+                while len(self._fleet.links) == index and not self._closing.wait(0.01):
+                    pass
+            for link in reversed(self._fleet.links[self._wanted :]):
+                if not link.lost:
+                    self._removed.add(link.index)
+                    self._drain(link)

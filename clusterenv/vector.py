@@ -8,6 +8,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -32,15 +33,17 @@ from clusterenv.errors import (
     ResetNeeded,
     ResultsPending,
 )
-from clusterenv.exchange import Answer, Exchange
+from clusterenv.exchange import Answer, Exchange, Reader
 from clusterenv.fleet import Fleet, Link
 from clusterenv.frames import Frame
 from clusterenv.infos import VectorInfo, merge, merge_vector
 from clusterenv.launch import make_recipe, open_fleet
 from clusterenv.policies.base import Policy
+from clusterenv.recovery import Recovery
 from clusterenv.remote_policy import RemotePolicy
 from clusterenv.schema import Column, Layout
 from clusterenv.shard import CallRequest, ResetRequest, StepRequest
+from clusterenv.supervision import Restarts
 from clusterenv.sync.rules import EveryVersion, SyncRule
 
 __all__ = ["ClusterEnv", "make_vec"]
@@ -64,6 +67,7 @@ def make_vec(
     engine: str = "auto",
     autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
     wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] = (),
+    restarts: Restarts | None = None,
     **env_kwargs: Any,
 ) -> ClusterEnv:
     """Make a vector environment whose environments live on a Dask cluster.
@@ -89,6 +93,10 @@ def make_vec(
         ``NEXT_STEP``, ``SAME_STEP`` or ``DISABLED``.
     wrappers
         Applied to each environment on the worker, first to last.
+    restarts
+        How often a lost shard is placed again: 5 times in 10 minutes by default,
+        ``Restarts(0)`` for never. Its environments come back truncated, with the observation
+        of a reset and the reason in ``info["lost"]``.
     **env_kwargs
         Passed to the environment.
 
@@ -108,7 +116,7 @@ def make_vec(
     >>> envs.close()
     """
     recipe = make_recipe(env, num_envs, engine, autoreset_mode, wrappers, env_kwargs)
-    return ClusterEnv(*open_fleet(recipe, num_envs, shards, cluster))
+    return ClusterEnv(*open_fleet(recipe, num_envs, shards, cluster), restarts)
 
 
 class ClusterEnv(VectorEnv[Any, Any, Any]):
@@ -127,9 +135,13 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
     ...         envs.send([0] * len(obs), info["env_id"])
     """
 
-    def __init__(self, fleet: Fleet, owned_client: Client | None = None) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        owned_client: Client | None = None,
+        restarts: Restarts | None = None,
+    ) -> None:
         self._fleet = fleet
-        self._exchange = Exchange(fleet)
         self._owned_client = owned_client
         self._closed_because = ""
         self.sync: SyncRule = EveryVersion()
@@ -138,6 +150,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         about = fleet.description
         last = fleet.links[-1].share
         self.num_envs = int(last.first + last.count)
+        self._recovery = Recovery(fleet, restarts or Restarts(), self.num_envs)
+        self._exchange = Exchange(fleet, self._recovery.recover)
         self._process = os.getpid()
         self.spec = about.spec
         self.metadata = dict(about.metadata)
@@ -151,7 +165,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self._shard_of = np.repeat(
             np.arange(len(fleet.links)), [link.share.count for link in fleet.links]
         )
-        self._whole = [_Group(link, link.rows, None, b"") for link in fleet.links]
+        self._whole = [_Group(link.index, link.span, link.rows, None, b"") for link in fleet.links]
         self._groups = {id(whole.ids): whole for whole in self._whole}
         self._pending = np.zeros(self.num_envs, np.bool_)
         self._started = False  # the first reset is of all environments
@@ -203,7 +217,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self._check_ready(slice(None))
         result = _Result(self._obs, self.num_envs)
         for whole in self._whole:
-            self._send_step(whole, [column[whole.link.span] for column in columns], result)
+            self._send_step(whole, [column[whole.span] for column in columns], result)
         self._collect(len(self._fleet.links))
         if self._disabled:
             self._note_over(slice(None), result.slot)
@@ -223,17 +237,23 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             self._remote = RemotePolicy(policy, self.sync, self._obs, links, self.num_envs)
         self._remote.refresh(policy)
         result = _Result(self._obs, self.num_envs)
-        for link in self._fleet.links:
-            reader = self._reader(result, link.span, link.rows)
+        for whole in self._whole:
+            if self._recovery.pending(whole.span):
+                self._send_due(whole, np.arange(len(whole.ids)), result)
+                continue
+            reader = self._reader(result, whole.span, whole.ids)
+            again = partial(self._send_due, whole, np.arange(len(whole.ids)), result)
             with self._closing_on_error():
-                self._exchange.send(link, Frame.ACT, reader, *self._remote.request(link.index))
+                incarnation = self._fleet.links[whole.shard].incarnation
+                request = self._remote.request(whole.shard, incarnation)
+                self._exchange.send(whole.shard, Frame.ACT, reader, again, *request)
         self._collect(len(self._fleet.links))
         if self._disabled:
             self._note_over(slice(None), result.slot)
         obs, reward, terminated, truncated = result.slot
         info = result.info()
         self._remote.observe(obs, info)
-        info |= result.chosen
+        info |= self._remote.complete(result.chosen, self.num_envs)
         return self._obs.nest(obs), reward, terminated, truncated, info
 
     # The asynchronous face
@@ -376,28 +396,86 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         mask: npt.NDArray[np.bool_] | None,
         result: _Result | None,
     ) -> None:
-        for link in self._fleet.links:
-            own_mask = None if mask is None else mask[link.span]
-            request = ResetRequest(seeds[link.span], options, own_mask)
-            reader = self._reader(result, link.span if result else slice(None), link.rows)
-            with self._closing_on_error():
-                self._exchange.send(link, Frame.RESET, reader, dumps_by_value(tuple(request)))
+        self._recovery.began(seeds, mask)
+        for whole in self._whole:
+            self._send_reset_of(whole, seeds, options, mask, result)
         chosen = slice(None) if mask is None else mask
         self._over[chosen] = False
         self._started = True
 
+    def _send_reset_of(
+        self,
+        whole: _Group,
+        seeds: list[int | None],
+        options: dict[str, Any] | None,
+        mask: npt.NDArray[np.bool_] | None,
+        result: _Result | None,
+    ) -> None:
+        own_mask = None if mask is None else mask[whole.span]
+        blob = dumps_by_value(tuple(ResetRequest(seeds[whole.span], options, own_mask)))
+        reader = self._reader(result, whole.span if result else slice(None), whole.ids)
+
+        def again() -> None:
+            self._recovery.began(seeds, mask)
+            self._send_reset_of(whole, seeds, options, mask, result)
+
+        with self._closing_on_error():
+            self._exchange.send(whole.shard, Frame.RESET, reader, again, blob)
+
     def _send_step(
         self, group: _Group, columns: Sequence[Column], result: _Result | None = None
     ) -> None:
+        if self._recovery.pending(group.ids):
+            due = self._recovery.due(group.ids)
+            self._send_due(group, np.flatnonzero(due), result)
+            if due.all():
+                return
+            left = np.flatnonzero(~due)
+            group = self._group(self._fleet.links[group.shard], group.ids[left])
+            columns = [column[left] for column in columns]
         arrays = [columns[k] for k in self._act.arrays]
         objects = [columns[k] for k in self._act.objects]
         dtypes = [array.dtype for array in arrays]
         blob = group.blob
         if objects or dtypes != self._act.dtypes:
             blob = dumps(tuple(StepRequest(group.rows, dtypes, objects)))
-        reader = self._reader(result, group.link.span if result else slice(None), group.ids)
+        reader: Reader = self._reader(result, group.span if result else slice(None), group.ids)
+        if result and group.rows is not None:
+            reader = self._reader_of(result, group.ids)
+        again = partial(self._send_due, group, np.arange(len(group.ids)), result)
         with self._closing_on_error():
-            self._exchange.send(group.link, Frame.STEP, reader, blob, arrays)
+            self._exchange.send(group.shard, Frame.STEP, reader, again, blob, arrays)
+
+    def _send_due(self, group: _Group, which: Rows, result: _Result | None) -> None:
+        """Reset environments of a lost shard instead of stepping them."""
+        link = self._fleet.links[group.shard]
+        ids = group.ids[which]
+        rows = ids - link.share.first
+        seeds: list[int | None] = [None] * link.share.count
+        for row, seed in zip(rows.tolist(), self._recovery.seeds(ids), strict=True):
+            seeds[row] = seed
+        mask = None
+        if len(rows) < link.share.count:
+            mask = np.isin(np.arange(link.share.count), rows)
+
+        def read(link: Link, header: Header, blob: Any) -> _Result:
+            whole = _Result(self._obs, link.share.count)
+            self._receive(link, header, blob, whole, slice(None))
+            truncated, infos = self._recovery.settle(ids, link.index)
+            self._recovery.saw(ids, [column[rows] for column in whole.slot.obs])
+            whole.slot.truncated[rows] = truncated
+            target, places = result or _Result(self._obs, len(ids), ids), ids
+            if result is None:
+                places = np.arange(len(ids))
+            target.take(whole, rows, places)
+            if infos is not None:
+                target.report(link.index, infos, places)
+            return target
+
+        again = partial(self._send_due, group, which, result)
+        blob = dumps(tuple(ResetRequest(seeds, None, mask)))
+        with self._closing_on_error():
+            self._exchange.send(group.shard, Frame.RESET, read, again, blob)
 
     def _reader(
         self, result: _Result | None, into: slice, ids: Rows
@@ -406,16 +484,30 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
 
         def read(link: Link, header: Header, blob: Any) -> _Result:
             target = result or _Result(self._obs, len(ids), ids)
-            link.channel.recv_body(header, target.slot.buffers(self._obs, into))
-            if blob is not None:
-                infos, objects, chosen = blob
-                for k, column in zip(self._obs.objects, objects, strict=True):
-                    target.slot.obs[k][into] = column
-                if infos:
-                    target.add(link.index, infos, into)
-                if chosen:
-                    target.choose(chosen, into)
+            self._receive(link, header, blob, target, into)
+            self._recovery.saw(ids, [column[into] for column in target.slot.obs])
             return target
+
+        return read
+
+    def _receive(self, link: Link, header: Header, blob: Any, target: _Result, into: slice) -> None:
+        link.channel.recv_body(header, target.slot.buffers(self._obs, into))
+        if blob is not None:
+            infos, objects, chosen = blob
+            for k, column in zip(self._obs.objects, objects, strict=True):
+                target.slot.obs[k][into] = column
+            if infos:
+                target.report(link.index, infos, np.arange(target.n)[into])
+            if chosen:
+                target.choose(chosen, into)
+
+    def _reader_of(self, result: _Result, ids: Rows) -> Callable[[Link, Header, Any], _Result]:
+        """Return what reads an answer about some environments of a shard into ``result``."""
+
+        def read(link: Link, header: Header, blob: Any) -> _Result:
+            part = self._reader(None, slice(None), ids)(link, header, blob)
+            result.take(part, np.arange(len(ids)), ids)
+            return result
 
         return read
 
@@ -427,10 +519,14 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         def read(link: Link, _header: Header, values: Any) -> tuple[int, list[Any]]:
             return link.index, values or []
 
-        for link in self._fleet.links:
-            request = CallRequest(method, arguments(link))
+        def ask(shard: int) -> None:
+            request = CallRequest(method, arguments(self._fleet.links[shard]))
+            blob = dumps_by_value(tuple(request))
             with self._closing_on_error():
-                self._exchange.send(link, Frame.CALL, read, dumps_by_value(tuple(request)))
+                self._exchange.send(shard, Frame.CALL, read, partial(ask, shard), blob)
+
+        for link in list(self._fleet.links):
+            ask(link.index)
         answers = []
         for _ in self._fleet.links:
             with self._closing_on_error():
@@ -532,7 +628,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         if len(self._groups) > 4 * self.num_envs:  # somebody never sends the same group twice
             self._groups = {id(whole.ids): whole for whole in self._whole}
         blob = dumps(tuple(StepRequest(rows, None, [])))
-        group = self._groups[id(ids)] = _Group(link, ids, rows, blob)
+        group = self._groups[id(ids)] = _Group(link.index, link.span, ids, rows, blob)
         return group
 
     def _reset_arguments(
@@ -581,7 +677,9 @@ def _seeds(given: Any) -> list[int | None]:
 class _Group(NamedTuple):
     """Environments of one shard that are stepped together."""
 
-    link: Link
+    shard: int
+    span: slice
+    """The environments of the whole shard."""
     ids: Rows
     """Their global indices; read-only, as ``recv`` hands them out."""
     rows: slice | Rows | None
@@ -597,24 +695,35 @@ class _Result:
         self.slot = Slot.empty(layout, n)
         self.n = n
         self.ids = np.arange(n) if ids is None else ids
-        self._infos: dict[int, tuple[Any, Rows]] = {}
+        self._infos: dict[int, list[tuple[Any, Rows]]] = {}
         self.chosen: dict[str, Column] = {}
 
-    def add(self, shard: int, infos: Infos, into: slice) -> None:
-        self._infos[shard] = (infos, np.arange(self.n)[into])
+    def report(self, shard: int, infos: Infos, places: Rows) -> None:
+        self._infos.setdefault(shard, []).append((infos, places))
+
+    def take(self, other: _Result, rows: Rows, places: Rows) -> None:
+        """Take over some rows of another result, with everything reported of them."""
+        ours, theirs = ([*result.slot.obs, *result.slot[1:]] for result in (self, other))
+        for column, values in zip(ours, theirs, strict=True):
+            column[places] = values[rows]
+        where = np.zeros(other.n, np.intp)
+        where[rows] = places
+        for shard, reports in other._infos.items():
+            for infos, at in reports:
+                self.report(shard, infos, where[at])
 
     def choose(self, chosen: dict[str, Column], into: slice) -> None:
         for name, values in chosen.items():
             if name not in self.chosen:
-                self.chosen[name] = np.empty((self.n, *values.shape[1:]), values.dtype)
+                self.chosen[name] = np.zeros((self.n, *values.shape[1:]), values.dtype)
             self.chosen[name][into] = values
 
     def info(self) -> dict[str, Any]:
         merged: dict[str, Any] = {}
         for shard in sorted(self._infos):  # answers come in any order
-            infos, rows = self._infos[shard]
-            join: Any = merge_vector if isinstance(infos, VectorInfo) else merge
-            join(merged, infos, rows, self.n)
+            for infos, places in self._infos[shard]:
+                join: Any = merge_vector if isinstance(infos, VectorInfo) else merge
+                join(merged, infos, places, self.n)
         return merged
 
 

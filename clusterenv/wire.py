@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from clusterenv.channel import Array, Channel, Header
-from clusterenv.fragment import Fragment
+from clusterenv.fragment import Cut, Fragment
 from clusterenv.schema import Column
 
 __all__ = ["ColumnSpec", "FragmentMeta", "Parts", "body_of", "parts_of", "receive"]
@@ -47,6 +47,7 @@ class FragmentMeta(NamedTuple):
     dropped: int
     checks: int
     pulls: int
+    cuts: list[Cut]
 
 
 def parts_of(fragment: Fragment) -> Parts:

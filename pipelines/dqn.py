@@ -336,6 +336,12 @@ class Training:
         except ClusterEnvError:
             # In a terminal, Ctrl-C also reaches the workers of a local cluster.
             if not interrupt.wanted:
+                log()
+                self.commit()
+                self.run.say(
+                    f"saved {self.session.out} at {self.steps:,} steps; "
+                    "the same command goes on from there"
+                )
                 raise
         log()
 

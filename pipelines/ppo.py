@@ -290,6 +290,8 @@ def train(args: Args) -> Result:
         except ClusterEnvError:
             # In a terminal, Ctrl-C also reaches the workers of a local cluster.
             if not interrupt.wanted:
+                save()
+                run.say(f"saved {run.checkpoint}; go on from there with --resume --out {out}")
                 raise
     save()
     run.show(row, args.total_steps, last=True)
@@ -345,7 +347,7 @@ def main() -> None:
     try:
         defaults = preset(peek.parse_known_args()[0].env)
         train(tyro.cli(Args, default=defaults, description=__doc__))
-    except ConfigError as error:
+    except ClusterEnvError as error:
         sys.exit(f"ppo: {error}")
 
 

@@ -159,7 +159,8 @@ def test_an_environment_that_misbehaves_is_named_and_closes_all(
 @pytest.mark.parametrize("how", ["step", "send"])
 def test_a_worker_that_dies_is_noticed_within_five_seconds(fragile: Client, how: str) -> None:
     factories = [functools.partial(Faulty, "die" if i == 3 else "none") for i in range(4)]
-    envs = clusterenv.make_vec(factories, 4, shards=2, cluster=fragile)
+    never = clusterenv.Restarts(0)
+    envs = clusterenv.make_vec(factories, 4, shards=2, cluster=fragile, restarts=never)
     envs.reset(seed=1)
     envs.step([2] * 4)
     began = time.monotonic()
@@ -178,7 +179,8 @@ def test_a_worker_that_dies_is_noticed_within_five_seconds(fragile: Client, how:
 
 
 def test_a_worker_killed_between_steps_is_noticed(fragile: Client) -> None:
-    envs = clusterenv.make_vec(World, 4, shards=2, cluster=fragile)
+    never = clusterenv.Restarts(0)
+    envs = clusterenv.make_vec(World, 4, shards=2, cluster=fragile, restarts=never)
     envs.reset(seed=1)
     os.kill(envs.call("pid")[0], signal.SIGKILL)
     with pytest.raises(errors.WorkerLost, match="shard 0"):

@@ -16,6 +16,7 @@ SPACES: dict[str, gym.Space[Any]] = {
     "scalar": spaces.Box(-1, 1, (), np.float32),
     "image": spaces.Box(0, 255, (8, 8, 3), np.uint8),
     "discrete": spaces.Discrete(5, start=2),
+    "five": spaces.Discrete(5),
     "multidiscrete": spaces.MultiDiscrete([3, 4, 5]),
     "multibinary": spaces.MultiBinary(4),
     "dict": spaces.Dict(camera=spaces.Box(0, 255, (4, 4), np.uint8), lives=spaces.Discrete(3)),

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 
-from clusterenv.infos import Packed, VectorInfo
+from clusterenv.infos import Packed, Rows, VectorInfo
 from clusterenv.schema import Column, Layout
 
 __all__ = ["Engine", "EnvDescription", "EnvRaised", "Infos", "Recipe", "Slot"]
@@ -87,10 +87,17 @@ class Slot(NamedTuple):
 class EnvRaised(Exception):
     """An environment raised; ``__cause__`` is what it raised."""
 
-    def __init__(self, env: int, doing: str) -> None:
+    def __init__(self, env: int, doing: str, note: str = "") -> None:
         super().__init__(env, doing)
         self.env = env
+        """Its row in the shard."""
         self.doing = doing
+        self.note = note
+        """Why it is final, if it is: the environment must not be rebuilt again."""
+        self.infos: Rows = []
+        """Of the environments that were stepped before it."""
+        self.left: list[int] = []
+        """Environments that were to be stepped after it."""
 
 
 class Engine(Protocol):

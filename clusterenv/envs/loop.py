@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -28,6 +28,9 @@ class LoopEngine:
 
     def __init__(self, recipe: Recipe, first: int, count: int) -> None:
         self.num_envs = count
+        self.check_final: Callable[[Any], None] | None = None
+        """Called with the last observation of an episode; raises if it is not as it should be."""
+        self._recipe, self._first = recipe, first
         self._envs: list[gym.Env[Any, Any]] = []
         try:
             for index in range(first, first + count):
@@ -96,6 +99,7 @@ class LoopEngine:
         )
         infos: Rows = []
         row = 0
+        doing = "step"
         try:
             for row, action in steps:
                 env = envs[row]
@@ -113,21 +117,42 @@ class LoopEngine:
                     truncations[row] = truncated
                     if terminated or truncated:
                         if self._same_step:
+                            if self.check_final is not None:
+                                self.check_final(value)
                             # The reset may reuse the environment's own arrays.
                             final = {"final_obs": value, "final_info": info}
                             infos.append((row, _snapshot(final)))
+                            doing = "reset"
                             value, info = env.reset()
-                        else:
-                            ended[row] = True
+                            write(obs, row, value)
+                            doing = "step"
+                            if info:
+                                infos.append((row, info))
+                            continue
+                        ended[row] = True
                 write(obs, row, value)
                 if info:
                     infos.append((row, info))
         except BaseException as error:  # sys.exit() too
-            raise EnvRaised(row, "step") from error
+            fault = EnvRaised(row, doing)
+            every = range(self.num_envs) if rows is None else rows
+            fault.infos, fault.left = infos, list(every[list(every).index(row) + 1 :])
+            raise fault from error
         if rows is not None and infos:
             position = {row: k for k, row in enumerate(rows)}
             infos = [(position[row], info) for row, info in infos]
         return pack(infos) if infos else None
+
+    def rebuild(self, row: int, seed: int | None, obs: list[Column]) -> dict[str, Any]:
+        """Make an environment again, reset it into its row of ``obs``, return the info."""
+        try:
+            self._envs[row].close()
+        except Exception:
+            pass  # it is at fault already
+        self._envs[row] = env = _make(self._recipe, self._first + row)
+        value, info = env.reset(seed=seed)
+        self._write(obs, row, value)
+        return info
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         results = []

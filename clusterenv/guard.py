@@ -1,0 +1,95 @@
+"""Whether what environments return lies in their own spaces."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+
+from clusterenv.envs import Slot
+from clusterenv.schema import Column, Layout
+
+__all__ = ["Guard", "SpaceBroken"]
+
+
+class SpaceBroken(ValueError):
+    """An environment returned something that is not in its own space."""
+
+
+class _Bounds(NamedTuple):
+    low: Column
+    high: Column
+
+
+class Guard:
+    """Looks at what a step wrote: are all numbers finite, and within bounds if that is asked.
+
+    Shapes and dtypes are looked at where observations are written.
+
+    Parameters
+    ----------
+    space
+        Of the observations.
+    bounds
+        Whether an observation outside the bounds of its ``Box`` is a fault. Many environments
+        leave their bounds now and then, so this is a choice.
+    """
+
+    def __init__(self, space: spaces.Space[Any], bounds: bool) -> None:
+        layout = Layout(space)
+        self._names = [leaf.name("obs") for leaf in layout.leaves]
+        self._floats = [
+            k
+            for k, leaf in enumerate(layout.leaves)
+            if leaf.is_array and np.issubdtype(leaf.dtype, np.floating)
+        ]
+        self._bounds: dict[int, _Bounds] = {}
+        if bounds:
+            for k, leaf in enumerate(layout.leaves):
+                within: Any = space
+                for key in leaf.path:
+                    within = within[key]
+                if isinstance(within, spaces.Box):
+                    self._bounds[k] = _Bounds(within.low, within.high)
+
+    def passes(self, slot: Slot) -> bool:
+        """Whether all is well; a sum of finite numbers that is not finite is looked at again."""
+        if not math.isfinite(slot.reward.sum()):
+            return not self.faults(slot)
+        for k in self._floats:
+            if not math.isfinite(slot.obs[k].sum()):
+                return not self.faults(slot)
+        return not self._bounds or not self.faults(slot)
+
+    def faults(self, slot: Slot) -> dict[int, SpaceBroken]:
+        """Return the environments that are at fault, by row, and why."""
+        found: dict[int, SpaceBroken] = {}
+        for row in np.flatnonzero(~np.isfinite(slot.reward)).tolist():
+            found[row] = SpaceBroken(f"the reward is {slot.reward[row]}")
+        for k in self._floats:
+            for row in _rows(~np.isfinite(slot.obs[k])):
+                self._note(found, row, k, slot.obs[k][row], "is not finite")
+        for k, (low, high) in self._bounds.items():
+            for row in _rows((slot.obs[k] < low) | (slot.obs[k] > high)):
+                self._note(found, row, k, slot.obs[k][row], "is out of bounds")
+        return found
+
+    def check_value(self, columns: list[Column]) -> None:
+        """Raise unless one observation, a column of one row per leaf, is as it should be."""
+        slot = Slot(columns, np.zeros(1), np.zeros(1, np.bool_), np.zeros(1, np.bool_))
+        for fault in self.faults(slot).values():
+            raise fault
+
+    def _note(
+        self, found: dict[int, SpaceBroken], row: int, k: int, value: Column, what: str
+    ) -> None:
+        shown = np.array2string(np.asarray(value), threshold=16, precision=6)
+        found.setdefault(row, SpaceBroken(f"the observation {self._names[k]} {what}: {shown}"))
+
+
+def _rows(bad: npt.NDArray[np.bool_]) -> list[int]:
+    rows: list[int] = np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1)).tolist()
+    return rows

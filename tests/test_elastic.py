@@ -1,0 +1,155 @@
+"""Shards follow the workers: they spread, move away in time, and become more or fewer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import dask
+import pytest
+from conftest import wait_until
+from distributed import Client, LocalCluster
+from test_restarts import check, collecting, policy
+
+import clusterenv
+from clusterenv import Batch, errors
+from clusterenv.supervision import shards_to_add, shards_to_move
+
+
+def test_shards_leave_crowded_workers_and_those_that_are_to_go() -> None:
+    assert shards_to_move({}, {}, ()) == []
+    assert shards_to_move({0: "a"}, {}, ()) == []  # its worker is gone: a loss, not a move
+    assert shards_to_move({0: "a", 1: "b"}, {"a": 1, "b": 1, "c": 0}, ()) == []
+    assert shards_to_move({0: "a", 1: "a", 2: "a"}, {"a": 3, "b": 0, "c": 0}, ()) == [2, 1]
+    # Others' shards count too: b has more than a, but they are not ours to move.
+    assert shards_to_move({0: "a"}, {"a": 1, "b": 3}, ()) == []
+    assert shards_to_move({0: "a", 1: "b"}, {"a": 1, "b": 1}, {"a", "b"}) == [0, 1]
+    # What leaves a worker is on another one soon, and is reckoned with there.
+    assert shards_to_move({0: "a", 1: "b", 2: "b"}, {"a": 1, "b": 2, "c": 0}, {"a"}) == [0]
+
+
+def test_free_workers_take_shards_up_to_a_number() -> None:
+    assert shards_to_add(1, 1, {"a": 1, "b": 0}, ()) == 0
+    assert shards_to_add(1, 9, {"a": 1, "b": 0, "c": 0}, ()) == 2
+    assert shards_to_add(1, 9, {"a": 1, "b": 0, "c": 0}, {"c"}) == 1
+    assert shards_to_add(5, 2, {"a": 0}, ()) == 0
+
+
+def take_until(
+    collector: clusterenv.Collector, batches: list[Batch], condition: Callable[[], bool]
+) -> bool:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        batches.append(next(iter(collector)))
+        if condition():
+            return True
+    return False
+
+
+def homes(collector: clusterenv.Collector) -> int:
+    return len({link.worker for link in collector._fleet.links})
+
+
+def test_shards_spread_again_when_workers_come() -> None:
+    batches: list[Batch] = []
+    with clusterenv.connect("local", n_workers=2) as client, collecting(client) as collector:
+        batches += collector.collect(100)
+        client.cluster.scale(1)
+        assert take_until(collector, batches, lambda: homes(collector) == 1)
+        client.cluster.scale(2)
+        assert take_until(collector, batches, lambda: homes(collector) == 2)
+        stats = collector.stats()
+        assert (stats.restarts, stats.moves, stats.dropped_rows) == (1, 1, 0)
+        seen = len(batches)
+        assert take_until(collector, batches, lambda: {b.shard for b in batches[seen:]} == {0, 1})
+    check(batches)
+
+
+def test_workers_that_join_get_shards_and_the_newest_version() -> None:
+    batches: list[Batch] = []
+    options = {"max_shards": 3, "sync": clusterenv.Never()}
+    with clusterenv.connect("local", n_workers=2) as client, collecting(client, **options) as col:
+        batches += col.collect(100)
+        col.publish(policy())
+        client.cluster.scale(4)
+        assert take_until(col, batches, lambda: any(batch.shard == 2 for batch in batches))
+        assert col.shards == 3  # and not 4
+        (new,) = {batch.policy_version for batch in batches if batch.shard == 2}
+        assert new == 1
+        envs = {int(env) for batch in batches for env in batch.flat("env")}
+        assert envs == {0, 1, 2, 3, 4, 5}
+    check(batches)
+
+
+@pytest.mark.parametrize("lock_step", [False, True])
+def test_scaling_up_and_down_loses_nothing(client: Client, lock_step: bool) -> None:
+    batches: list[Batch] = []
+    with collecting(client) as collector:
+
+        def take(condition: Callable[[], bool]) -> bool:
+            if not lock_step:
+                return take_until(collector, batches, condition)
+            deadline = time.monotonic() + 60
+            while time.monotonic() < deadline and not condition():
+                batches.extend(collector.rollout())
+            return condition()
+
+        collector.scale(4)
+        assert take(lambda: collector.shards == 4)
+        assert take(lambda: {batch.shard for batch in batches} == {0, 1, 2, 3})
+        collector.scale(1)
+        assert take(lambda: collector.shards == 1)
+        collector.scale(2)
+        assert take(lambda: any(b.shard == 1 and b.incarnation == 1 for b in batches))
+        stats = collector.stats()
+        assert stats.restarts == 0
+        assert stats.rows == sum(b.num_rows for b in batches) + 16 * 2 * collector.ready
+        with pytest.raises(errors.ConfigError, match=r"scale\(0\)"):
+            collector.scale(0)
+    check(batches)
+
+
+def test_a_shard_moves_before_the_lifetime_of_its_worker_ends() -> None:
+    batches: list[Batch] = []
+    settings = {"clusterenv.timeout.leave": "4s", "clusterenv.watch": "500ms"}
+    with (
+        dask.config.set(settings),
+        LocalCluster(
+            n_workers=1,
+            threads_per_worker=1,
+            dashboard_address=None,
+            lifetime="12s",
+            silence_logs=50,
+        ) as cluster,
+        clusterenv.connect(cluster) as client,
+        collecting(client, num_envs=2, shards=1) as collector,
+    ):
+        batches += collector.collect(50)
+        cluster.new_spec = {**cluster.new_spec, "options": _immortal(cluster)}
+        cluster.scale(2)
+        assert take_until(collector, batches, lambda: collector.stats().moves == 1)
+        assert take_until(collector, batches, lambda: batches[-1].incarnation == 1)
+        assert collector.stats().restarts == 0
+        assert wait_until(lambda: len(client.nthreads()) == 1, 20)
+        batches += collector.collect(200)
+        assert collector.stats().restarts == 0
+    check(batches)
+
+
+def _immortal(cluster: LocalCluster) -> dict[str, Any]:
+    options = dict(cluster.new_spec["options"])
+    options.pop("lifetime")
+    return options
+
+
+def test_adaptive_scaling_never_takes_a_worker_with_a_shard() -> None:
+    with clusterenv.connect("local", n_workers=3) as client, collecting(client) as collector:
+        collector.collect(100)
+        held = {link.worker for link in collector._fleet.links}
+        client.cluster.adapt(minimum=0, maximum=3, interval="200ms", wait_count=2)
+        assert wait_until(lambda: set(client.nthreads()) == held, 20)  # the third was free
+        time.sleep(2)
+        collector.collect(500)
+        assert set(client.nthreads()) == held
+        assert collector.stats().restarts == 0

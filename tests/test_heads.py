@@ -1,0 +1,123 @@
+"""The head's end, and the scheduler's: nothing is left behind, nothing that was saved is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import psutil
+import pytest
+import torch
+from conftest import wait_until
+from distributed import Client
+
+import clusterenv
+from clusterenv import errors
+from pipelines import dqn
+
+TESTS = str(Path(__file__).parent)
+
+
+def shard_threads(client: Client) -> int:
+    names = client.run(lambda: [thread.name for thread in threading.enumerate()])
+    return sum(name.startswith("clusterenv") for each in names.values() for name in each)
+
+
+def test_a_killed_head_frees_the_workers_of_its_collector() -> None:
+    with clusterenv.connect("local", n_workers=2) as client:
+        source = f"""
+import sys
+sys.path.insert(0, {TESTS!r})
+import clusterenv
+from distributed import Client
+from test_restarts import collecting
+client = Client({client.scheduler.address!r}, security={_security(client)})
+collector = collecting(clusterenv.connect(client))
+for count, batch in enumerate(collector):
+    if count == 3:
+        print("up", flush=True)
+"""
+        head = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True)
+        assert head.stdout is not None
+        assert head.stdout.readline() == "up\n"
+        assert shard_threads(client) == 6  # three of each shard
+        head.kill()
+        head.communicate(timeout=30)
+        assert wait_until(lambda: shard_threads(client) == 0, 30)
+        policy = clusterenv.policies.Categorical(torch.nn.Linear(4, 2))
+        options: dict[str, Any] = {"num_envs": 2, "shards": 2, "horizon": 8, "cluster": client}
+        with clusterenv.Collector("CartPole-v1", policy, **options) as following:
+            assert len(following.rollout()) == 2
+
+
+def _security(client: Client) -> str:
+    if not client.scheduler.address.startswith("tls"):
+        return "None"
+    return (
+        "__import__('distributed').Security(**"
+        + repr({k: v for k, v in vars(client.security).items() if k.startswith("tls_") and v})
+        + ", require_encryption=True)"
+    )
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
+    """A scheduler and two workers, each a process that can be killed by itself."""
+    file = tmp_path / "scheduler.json"
+    dask_cli = [sys.executable, "-m", "dask"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    where = ["--host", "127.0.0.1", "--no-dashboard"]
+    env = {**os.environ, "PYTHONPATH": f"{TESTS}:{os.environ.get('PYTHONPATH', '')}"}
+    commands = [["scheduler", *where, "--port", "0", "--scheduler-file", str(file)]]
+    commands += 2 * [
+        ["worker", *where, "--nthreads", "1", "--nworkers", "1", "--scheduler-file", str(file)]
+    ]
+    processes = [subprocess.Popen([*dask_cli, *c], env=env, **quiet) for c in commands]  # type: ignore[call-overload]
+    try:
+        assert wait_until(file.exists, 30)
+        yield str(file), processes
+    finally:
+        for process in processes:
+            for child in psutil.Process(process.pid).children(recursive=True):
+                child.kill()
+            process.kill()
+            process.wait(10)
+
+
+def test_a_lost_scheduler_ends_a_run_with_all_rows_saved(
+    cluster: tuple[str, list[subprocess.Popen[bytes]]], tmp_path: Path
+) -> None:
+    file, processes = cluster
+    out = tmp_path / "run"
+    killer = threading.Timer(0, processes[0].send_signal, [signal.SIGKILL])
+
+    class Watch(threading.Thread):
+        def run(self) -> None:
+            progress = out / "progress.csv"
+            wait_until(lambda: progress.is_file() and progress.read_text().count("\n") > 2, 60)
+            killer.start()
+
+    watch = Watch()
+    watch.start()
+    args = dqn.preset(
+        "CartPole-v1", cluster=file, shards=2, out=out, quiet=True, total_steps=10_000_000
+    )
+    began = time.monotonic()
+    with (
+        dask.config.set({"clusterenv.timeout.scheduler": "3s", "clusterenv.watch": "500ms"}),
+        pytest.raises((errors.SchedulerLost, errors.WorkerLost), match="scheduler"),
+    ):
+        dqn.train(args)
+    watch.join()
+    assert time.monotonic() - began < 100
+    rows = clusterenv.open_dataset(out / "replay").count_rows()
+    assert rows > 0
+    assert f"{rows}," in (out / "progress.csv").read_text().splitlines()[-1]

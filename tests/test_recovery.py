@@ -1,0 +1,184 @@
+"""``ClusterEnv`` goes on when a worker is lost: its environments come back truncated."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+import torch
+from distributed import Client
+from gymnasium.vector import AutoresetMode
+from worlds import World
+
+import clusterenv
+from clusterenv import Restarts, errors
+
+MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED]
+
+
+@pytest.fixture
+def fragile() -> Iterator[Client]:
+    with clusterenv.connect("local", n_workers=2) as client:
+        yield client
+
+
+class Steps(World):
+    """Observations are a mark of the episode and the number of steps in it."""
+
+    def __init__(self, act: str = "discrete") -> None:
+        super().__init__("box64", act)
+
+    def _observe(self, weight: float) -> Any:
+        if self.steps == 0:
+            self.mark = float(self.rng.random())
+        return np.array([[self.mark, self.steps], [0, 0]])
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return self._observe(0), 1.0, False, self.steps == 20, {}
+
+
+def kill(envs: clusterenv.ClusterEnv, env: int, how: int = signal.SIGKILL) -> None:
+    os.kill(envs.call("pid")[env], how)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_environments_of_a_lost_shard_come_back_truncated(
+    fragile: Client, mode: AutoresetMode
+) -> None:
+    with clusterenv.make_vec(Steps, 4, shards=2, cluster=fragile, autoreset_mode=mode) as envs:
+        before, _ = envs.reset(seed=1)
+        for _ in range(3):
+            last, *_ = envs.step([2] * 4)
+        kill(envs, 3)
+        obs, reward, terminated, truncated, info = envs.step([2] * 4)
+        assert truncated.tolist() == [False, False, True, True]
+        assert not terminated.any()
+        assert reward.tolist() == [1, 1, 0, 0]
+        assert obs[:, 0, 1].tolist() == [4, 4, 0, 0]  # the others went on; these were reset
+        assert not np.isin(obs[2:, 0, 0], before[:, 0, 0]).any()  # with seeds of their own
+        assert info["_lost"].tolist() == [False, False, True, True]
+        assert "shard 1" in info["lost"][3]
+        if mode is AutoresetMode.SAME_STEP:
+            np.testing.assert_array_equal(info["final_obs"][3], last[3])
+        if mode is AutoresetMode.DISABLED:
+            with pytest.raises(errors.ResetNeeded):
+                envs.step([2] * 4)
+            envs.reset(options={"reset_mask": truncated})
+        following, reward, _, truncated, info = envs.step([2] * 4)
+        assert not truncated.any()
+        assert "lost" not in info
+        # Under NEXT_STEP the step after an end only resets.
+        steps = 0 if mode is AutoresetMode.NEXT_STEP else 1
+        assert following[:, 0, 1].tolist() == [5, 5, steps, steps]
+        assert reward.tolist() == [1, 1, steps, steps]
+        again, *_ = envs.step([2] * 4)
+        assert again[:, 0, 1].tolist() == [6, 6, steps + 1, steps + 1]
+
+
+def test_a_worker_killed_while_it_steps_and_while_it_rests(fragile: Client) -> None:
+    with clusterenv.make_vec(Steps, 4, shards=2, cluster=fragile) as envs:
+        envs.async_reset(seed=1)
+        for _ in range(2):
+            *_, info = envs.recv()
+        envs.send([2], [0])
+        *_, info = envs.recv()
+        assert info["env_id"].tolist() == [0]
+        kill(envs, 0)
+        envs.send([2], [0])  # of the lost shard, one of two
+        _, _, _, truncated, info = envs.recv()
+        assert truncated.tolist() == [True]
+        envs.send([2, 2], [0, 1])  # 0 is due a reset, 1 has not been told of the loss
+        obs, _, _, truncated, info = envs.recv()
+        assert info["env_id"].tolist() == [0, 1]
+        assert truncated.tolist() == [False, True]
+        assert obs[:, 0, 1].tolist() == [0, 0]
+        envs.send([2, 2], [0, 1])  # 1 is due a reset, 0 steps: two answers
+        seen = {}
+        for _ in range(2):
+            obs, _, _, truncated, info = envs.recv()
+            assert not truncated.any()
+            seen[info["env_id"].tolist()[0]] = obs[0, 0, 1]
+        assert seen == {0: 1, 1: 0}
+        obs, *_ = envs.step([2] * 4)  # all at once again
+        assert obs[:2, 0, 1].tolist() == [2, 1]
+
+
+def test_step_with_some_environments_due_a_reset(fragile: Client) -> None:
+    with clusterenv.make_vec(Steps, 4, shards=2, cluster=fragile) as envs:
+        envs.reset(seed=1)
+        kill(envs, 0)
+        envs.send([2], [0])
+        envs.recv()
+        envs.send([2], [0])  # its reset
+        envs.recv()
+        obs, reward, _, truncated, info = envs.step([2] * 4)
+        assert truncated.tolist() == [False, True, False, False]
+        assert obs[:, 0, 1].tolist() == [1, 0, 1, 1]
+        assert reward.tolist() == [1, 0, 1, 1]
+        assert info["_lost"].tolist() == [False, True, False, False]
+
+
+def test_a_loss_during_reset_gives_the_reset_that_was_asked_for(fragile: Client) -> None:
+    with clusterenv.make_vec(Steps, 4, shards=2, cluster=fragile) as envs:
+        first, _ = envs.reset(seed=1)
+        envs.step([2] * 4)
+        kill(envs, 0)
+        again, info = envs.reset(seed=1)
+        np.testing.assert_array_equal(first, again)
+        assert "lost" not in info
+        _, _, _, truncated, _ = envs.step([2] * 4)
+        assert not truncated.any()
+        kill(envs, 0)
+        assert len(set(envs.call("pid"))) == 2  # a call is made again
+
+
+def test_the_policy_goes_to_the_shard_that_is_back(fragile: Client) -> None:
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 5).double())
+    policy = clusterenv.policies.Categorical(net)
+    with clusterenv.make_vec(Steps, 2, shards=2, cluster=fragile, act="five") as envs:
+        envs.sync = clusterenv.Never()
+        envs.reset(seed=1)
+        *_, info = envs.step(policy)
+        assert info["policy_version"].tolist() == [0, 0]
+        with torch.no_grad():
+            net[1].weight.zero_()
+            net[1].bias.copy_(torch.tensor([0, 0, 0, 0, 100]))
+        kill(envs, 1)
+        _, _, _, truncated, info = envs.step(policy)
+        assert truncated.tolist() == [False, True]
+        assert info["action"].shape == info["log_prob"].shape == (2,)
+        for _ in range(2):
+            *_, info = envs.step(policy)
+        assert info["policy_version"].tolist() == [0, 1]  # it begins with the newest
+        assert info["action"][1] == 4
+
+
+def test_a_stopped_process_is_ended_after_a_deadline(fragile: Client) -> None:
+    with (
+        dask.config.set({"clusterenv.timeout.step": "2s"}),
+        clusterenv.make_vec(Steps, 2, shards=2, cluster=fragile) as envs,
+    ):
+        envs.reset(seed=1)
+        kill(envs, 1, signal.SIGSTOP)
+        _, _, _, truncated, info = envs.step([2, 2])
+        assert truncated.tolist() == [False, True]
+        assert "has not finished a step for 2 s" in info["lost"][1]
+        envs.step([2, 2])
+
+
+def test_too_many_losses_end_it_with_all_that_was_seen(fragile: Client) -> None:
+    rule = Restarts(1, backoff=0)
+    envs = clusterenv.make_vec(Steps, 2, shards=2, cluster=fragile, restarts=rule)
+    envs.reset(seed=1)
+    kill(envs, 0)
+    envs.step([2, 2])
+    kill(envs, 0)
+    with pytest.raises(errors.WorkerLost, match="shard 0 was lost 2 times"):
+        envs.step([2, 2])
+    assert envs.closed
