@@ -17,11 +17,12 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import dask
 import gymnasium as gym
 import numpy as np
+import psutil
 import torch
 from torch import nn
 
@@ -179,8 +180,27 @@ def bare_limit(name: str, workers: int, seconds: float) -> float:
     return float(total)
 
 
-def collecting(work: Work, workers: int, seconds: float) -> tuple[float, float, float]:
-    """Return rows per second, CPU seconds of the head per million rows, bytes per row."""
+class Pace(NamedTuple):
+    """How a collection went."""
+
+    rate: float
+    """Rows per second."""
+    head: float
+    """CPU seconds of the head per million rows."""
+    wire: float
+    """Bytes per row."""
+    cpu: float
+    """CPU seconds of all processes per million rows."""
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time of this process and those that it started."""
+    mine = psutil.Process()
+    times = [each.cpu_times() for each in (mine, *mine.children(recursive=True))]
+    return sum(each.user + each.system for each in times)
+
+
+def collecting(work: Work, workers: int, seconds: float) -> Pace:
     store = clusterenv.RolloutStore()
     with clusterenv.Collector(
         work.env,
@@ -194,7 +214,7 @@ def collecting(work: Work, workers: int, seconds: float) -> tuple[float, float, 
         batches = iter(collector)
         for _ in range(2 * workers):
             next(batches)
-        rows, began, cpu = 0, time.perf_counter(), time.process_time()
+        rows, began, cpu, all_cpu = 0, time.perf_counter(), time.process_time(), cpu_seconds()
         before = collector.stats()
         while (spent := time.perf_counter() - began) < seconds:
             batch = next(batches)
@@ -202,25 +222,29 @@ def collecting(work: Work, workers: int, seconds: float) -> tuple[float, float, 
             rows += batch.num_rows
             if store.rows >= workers * work.envs_per_shard * work.horizon:
                 store.take()
-        used = time.process_time() - cpu
+        used, all_used = time.process_time() - cpu, cpu_seconds() - all_cpu
         after = collector.stats()
     wire = (after.wire_bytes - before.wire_bytes) / max(1, after.rows - before.rows)
-    return rows / spent, 1e6 * used / rows, wire
+    return Pace(rows / spent, 1e6 * used / rows, wire, 1e6 * all_used / rows)
 
 
 def compare_tls(name: str, workers: int, seconds: float, rounds: int) -> None:
     """Print what TLS costs: the same collection with it and without, in turn."""
-    work, rates = WORKS[name], {True: [], False: []}
+    work = WORKS[name]
+    paces: dict[bool, list[Pace]] = {True: [], False: []}
     for _ in range(rounds):
         for security in (True, False):
             with dask.config.set({"clusterenv.security": security}):
-                rates[security].append(collecting(work, workers, seconds))
-    pairs = list(zip(rates[True], rates[False], strict=True))
-    rows, head = (statistics.median(tls[k] / plain[k] for tls, plain in pairs) for k in (0, 1))
-    tls, plain = (statistics.median(rate for rate, _, _ in rates[on]) for on in (True, False))
+                paces[security].append(collecting(work, workers, seconds))
+    pairs = list(zip(paces[True], paces[False], strict=True))
+    plain, tls = (statistics.median(pace.rate for pace in paces[on]) for on in (False, True))
+    ratios = [
+        statistics.median(getattr(a, figure) / getattr(b, figure) for a, b in pairs)
+        for figure in ("rate", "cpu", "head")
+    ]
     print(
-        f"| {work.title}, {workers} × {work.envs_per_shard} "
-        f"| {plain:,.0f} | {tls:,.0f} | {rows:.2f} | {head:.2f} |",
+        f"| {work.title}, {workers} × {work.envs_per_shard} | {plain:,.0f} | {tls:,.0f} | "
+        f"{' | '.join(f'{ratio:.2f}' for ratio in ratios)} |",
         flush=True,
     )
 
@@ -292,8 +316,8 @@ def main() -> None:
     if unknown:
         parser.error(f"unknown work {sorted(unknown)}; there are {', '.join(WORKS)} and publish")
     if args.tls:
-        print("| work | plain, rows/s | TLS, rows/s | ratio | ratio of the head's CPU per row |")
-        print("|---|---:|---:|---:|---:|")
+        columns = ("plain, rows/s", "TLS, rows/s", "ratio", "CPU time per row, ratio", "head's")
+        print(f"| work | {' | '.join(columns)} |\n|---|---:|---:|---:|---:|---:|")
         for name in args.works or WORKS:
             compare_tls(name, args.workers, args.seconds, args.rounds)
         return
@@ -308,10 +332,10 @@ def main() -> None:
         limits, rates, heads, wires = [], [], [], []
         for _ in range(args.rounds):
             limits.append(bare_limit(name, args.workers, args.seconds))
-            rate, head, wire = collecting(work, args.workers, args.seconds)
-            rates.append(rate)
-            heads.append(head)
-            wires.append(wire)
+            pace = collecting(work, args.workers, args.seconds)
+            rates.append(pace.rate)
+            heads.append(pace.head)
+            wires.append(pace.wire)
         ratio = statistics.median(rate / limit for rate, limit in zip(rates, limits, strict=True))
         print(
             f"| {work.title}, {args.workers} × {work.envs_per_shard} "

@@ -108,6 +108,14 @@ def test_what_a_file_cannot_mean_is_refused(tmp_path: Path, text: str, message: 
         clusterenv.connect(path)
 
 
+def test_the_file_of_the_documentation_is_a_good_one(tmp_path: Path) -> None:
+    page = (Path(clusterenv.__file__).parents[1] / "docs" / "hpc.md").read_text()
+    path = write(tmp_path, page.split("```yaml\n")[1].split("```")[0])
+    file = read_cluster_file(path)
+    assert file.options["walltime"] == "02:00:00"
+    assert file.options["job_script_prologue"] == ["module load cuda"]
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.yaml cannot be read"):
         clusterenv.connect(tmp_path / "nowhere.yaml")
