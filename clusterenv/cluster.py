@@ -303,7 +303,7 @@ def wait_for_workers(client: Client, n: int, timeout: float) -> list[str]:
             # scheduler_info() may show none under load; nthreads() asks the scheduler.
             return sorted(client.nthreads())
     if client.status != "running":
-        raise NoWorkers(f"the client was closed while {n} workers were waited for")
+        raise NoWorkers(f"the client was {client.status} while {n} workers were waited for")
     found = len(client.nthreads())
     hint = ". If the jobs are not queued, see why: python -m clusterenv.doctor" if jobs else ""
     raise NoWorkers(

@@ -106,7 +106,7 @@ def _examine_workers(
     seen = client.run(_looker())
     timed = [_timed(client, route) for route in report.routes]
     trial = None if env is None else _try(client, env, len(addresses))
-    processes = [dataclasses.replace(each, **seen[each.name]) for each in report.workers]
+    processes = [dataclasses.replace(each, **seen.get(each.name, {})) for each in report.workers]
     return dataclasses.replace(report, workers=tuple(processes), routes=tuple(timed), trial=trial)
 
 
@@ -163,12 +163,16 @@ def _echo() -> type:
 def _timed(client: Client, route: Route) -> Route:
     """Measure calls of an actor, which answers the head directly."""
     future = client.submit(_echo(), actor=True, workers=[route.worker], pure=False)
-    with client.as_current():  # not Dask's default client
-        actor = future.result()
-    actor.block(0).result()
-    calls = [_seconds(lambda: actor.block(0).result()) for _ in range(_CALLS)]
-    blocks = [_seconds(lambda: actor.block(_BLOCK).result()) for _ in range(3)]
-    client.cancel([future], force=True)
+    try:
+        with client.as_current():  # not Dask's default client
+            actor = future.result()
+        actor.block(0).result()
+        calls = [_seconds(lambda: actor.block(0).result()) for _ in range(_CALLS)]
+        blocks = [_seconds(lambda: actor.block(_BLOCK).result()) for _ in range(3)]
+    except (OSError, RuntimeError) as error:  # the worker is lost
+        return dataclasses.replace(route, error=str(error))
+    finally:
+        client.cancel([future], force=True)
     return dataclasses.replace(
         route, seconds=statistics.median(calls), bytes_per_second=_BLOCK / min(blocks)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping
@@ -10,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import dask
-from distributed.deploy import Cluster
+from distributed.core import Status
+from distributed.deploy import SpecCluster
 from distributed.security import Security
 
 from clusterenv.errors import ConfigError
@@ -37,7 +39,7 @@ def start_jobqueue(
     security: Security | None,
     options: Mapping[str, Any],
     afterwards: contextlib.ExitStack,
-) -> Cluster:
+) -> SpecCluster:
     """Start a cluster that has no jobs yet, unless ``n_workers`` asks for some.
 
     Jobs that end are replaced until the cluster is closed or scaled down.
@@ -62,13 +64,34 @@ def start_jobqueue(
         directory = afterwards.enter_context(_private_directory(shared))
         complete["security"] = in_files(security, Path(directory))
     dashboard = complete["scheduler_options"].get("dashboard", True)
+    workers = complete.pop("n_workers", None)
     with dask.config.set({} if dashboard else NO_PAGES):
         cluster = cls(**complete)
     cluster.scheduler.add_plugin(ReplaceLostJobs(cluster))
+    if workers:
+        _submit(name, cluster, jobs=math.ceil(workers / complete["processes"]))
     return cluster
 
 
-def jobqueue_class(name: str) -> Callable[..., Cluster]:
+def _submit(name: str, cluster: SpecCluster, jobs: int) -> None:
+    """Ask for jobs as ``cluster.scale`` does, but raise if the batch system refuses them."""
+    for _ in range(jobs):
+        cluster.worker_spec.update(cluster.new_worker_spec())
+    try:
+        cluster.sync(cluster._correct_state)
+    except BaseException as error:
+        script = cluster.job_script()
+        for job in cluster.workers.values():
+            job.status = Status.failed  # close() cancels all, and minds any other status
+        cluster.close()
+        if isinstance(error, (OSError, RuntimeError, ValueError)):
+            raise ConfigError(
+                f"{name} took no job: {error}\n\nThe job script:\n\n{script}"
+            ) from error
+        raise
+
+
+def jobqueue_class(name: str) -> Callable[..., SpecCluster]:
     """Return dask-jobqueue's class for a batch system.
 
     Raises

@@ -135,6 +135,24 @@ def test_a_cluster_of_jobs_needs_a_number_of_workers(tmp_path: Path) -> None:
     assert not parse({"cluster": "slurm", "n_workers": 2}, ["cluster", "n_workers"]).starts_empty
 
 
+@pytest.fixture
+def no_batch_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+def test_jobs_that_cannot_be_submitted_are_an_error_at_once(
+    no_batch_system: None, tmp_path: Path
+) -> None:
+    path = write(
+        tmp_path,
+        f"cluster: slurm\ncores: 1\nmemory: 1GB\ninterface: lo\n"
+        f"shared_temp_directory: {tmp_path / 'shared'}\nn_workers: 1",
+    )
+    with pytest.raises(ConfigError, match=r"slurm took no job: .*sbatch(.|\n)*#SBATCH -n 1"):
+        clusterenv.connect(path)
+    assert list((tmp_path / "shared").iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("options", "settings", "expected"),
     [

@@ -18,6 +18,7 @@ from machine import NODES, Slurm, missing
 import clusterenv
 from clusterenv import doctor
 from clusterenv.cluster import wait_for_workers
+from clusterenv.errors import ConfigError
 from pipelines import dqn, ppo
 
 
@@ -73,6 +74,14 @@ def test_connect_by_name_across_nodes_and_back_to_nothing(
         assert len(slurm.jobs()) == 3
     finally:
         client.close()
+    assert list((tmp_path / "shared").iterdir()) == []
+
+
+def test_what_slurm_says_to_a_job_that_it_refuses_is_told(
+    slurm: Slurm, job: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"slurm took no job: (.|\n)*invalid partition"):
+        clusterenv.connect("slurm", n_workers=2, queue="nowhere", **job)
     assert list((tmp_path / "shared").iterdir()) == []
 
 
