@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo demo-ppo quickstart test lint bench bench-peers bench-replay clean
+.PHONY: help demo demo-ppo quickstart test test-slurm lint bench bench-peers bench-replay clean
 .DEFAULT_GOAL := help
 
 help:  ## show what there is
@@ -25,6 +25,10 @@ quickstart: .venv/installed  ## collect from CartPole and LunarLander, step by s
 
 test: .venv/installed  ## run all tests, ruff and mypy among them
 	$(BIN)/python -m pytest
+
+test-slurm: .venv/installed  ## run the tests on a real Slurm, installed first if this is root on Debian
+	.ci/install-slurm
+	$(BIN)/python -m pytest tests/slurm
 
 lint: .venv/installed  ## check style and types, and format
 	$(BIN)/ruff format .

@@ -6,6 +6,7 @@ environments and the same 64-64 tanh policy; both run in turn, several times, on
 
     python benchmarks/collect.py            # all kinds of work
     python benchmarks/collect.py lunarlander cartpole
+    python benchmarks/collect.py --tls      # the same with and without TLS, in turn
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import dask
 import gymnasium as gym
 import numpy as np
+import psutil
 import torch
 from torch import nn
 
@@ -177,8 +180,27 @@ def bare_limit(name: str, workers: int, seconds: float) -> float:
     return float(total)
 
 
-def collecting(work: Work, workers: int, seconds: float) -> tuple[float, float, float]:
-    """Return rows per second, CPU seconds of the head per million rows, bytes per row."""
+class Pace(NamedTuple):
+    """How a collection went."""
+
+    rate: float
+    """Rows per second."""
+    head: float
+    """CPU seconds of the head per million rows."""
+    wire: float
+    """Bytes per row."""
+    cpu: float
+    """CPU seconds of all processes per million rows."""
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time of this process and those that it started."""
+    mine = psutil.Process()
+    times = [each.cpu_times() for each in (mine, *mine.children(recursive=True))]
+    return sum(each.user + each.system for each in times)
+
+
+def collecting(work: Work, workers: int, seconds: float) -> Pace:
     store = clusterenv.RolloutStore()
     with clusterenv.Collector(
         work.env,
@@ -192,7 +214,7 @@ def collecting(work: Work, workers: int, seconds: float) -> tuple[float, float, 
         batches = iter(collector)
         for _ in range(2 * workers):
             next(batches)
-        rows, began, cpu = 0, time.perf_counter(), time.process_time()
+        rows, began, cpu, all_cpu = 0, time.perf_counter(), time.process_time(), cpu_seconds()
         before = collector.stats()
         while (spent := time.perf_counter() - began) < seconds:
             batch = next(batches)
@@ -200,10 +222,31 @@ def collecting(work: Work, workers: int, seconds: float) -> tuple[float, float, 
             rows += batch.num_rows
             if store.rows >= workers * work.envs_per_shard * work.horizon:
                 store.take()
-        used = time.process_time() - cpu
+        used, all_used = time.process_time() - cpu, cpu_seconds() - all_cpu
         after = collector.stats()
     wire = (after.wire_bytes - before.wire_bytes) / max(1, after.rows - before.rows)
-    return rows / spent, 1e6 * used / rows, wire
+    return Pace(rows / spent, 1e6 * used / rows, wire, 1e6 * all_used / rows)
+
+
+def compare_tls(name: str, workers: int, seconds: float, rounds: int) -> None:
+    """Print what TLS costs: the same collection with it and without, in turn."""
+    work = WORKS[name]
+    paces: dict[bool, list[Pace]] = {True: [], False: []}
+    for _ in range(rounds):
+        for security in (True, False):
+            with dask.config.set({"clusterenv.security": security}):
+                paces[security].append(collecting(work, workers, seconds))
+    pairs = list(zip(paces[True], paces[False], strict=True))
+    plain, tls = (statistics.median(pace.rate for pace in paces[on]) for on in (False, True))
+    ratios = [
+        statistics.median(getattr(a, figure) / getattr(b, figure) for a, b in pairs)
+        for figure in ("rate", "cpu", "head")
+    ]
+    print(
+        f"| {work.title}, {workers} × {work.envs_per_shard} | {plain:,.0f} | {tls:,.0f} | "
+        f"{' | '.join(f'{ratio:.2f}' for ratio in ratios)} |",
+        flush=True,
+    )
 
 
 def publishing(workers: int, seconds: float, rounds: int) -> None:
@@ -265,12 +308,19 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--tls", action="store_true", help="compare with and without TLS instead")
     args = parser.parse_args()
     torch.set_num_threads(1)
     chosen = args.works or [*WORKS, "publish"]
     unknown = set(chosen) - {*WORKS, "publish"}
     if unknown:
         parser.error(f"unknown work {sorted(unknown)}; there are {', '.join(WORKS)} and publish")
+    if args.tls:
+        columns = ("plain, rows/s", "TLS, rows/s", "ratio", "CPU time per row, ratio", "head's")
+        print(f"| work | {' | '.join(columns)} |\n|---|---:|---:|---:|---:|---:|")
+        for name in args.works or WORKS:
+            compare_tls(name, args.workers, args.seconds, args.rounds)
+        return
     columns = ("bare limit, rows/s", "Collector, rows/s", "ratio", "goal", "head CPU, s per M rows")
     if chosen != ["publish"]:
         print(f"| work | {' | '.join(columns)} | bytes per row |")
@@ -282,10 +332,10 @@ def main() -> None:
         limits, rates, heads, wires = [], [], [], []
         for _ in range(args.rounds):
             limits.append(bare_limit(name, args.workers, args.seconds))
-            rate, head, wire = collecting(work, args.workers, args.seconds)
-            rates.append(rate)
-            heads.append(head)
-            wires.append(wire)
+            pace = collecting(work, args.workers, args.seconds)
+            rates.append(pace.rate)
+            heads.append(pace.head)
+            wires.append(pace.wire)
         ratio = statistics.median(rate / limit for rate, limit in zip(rates, limits, strict=True))
         print(
             f"| {work.title}, {args.workers} × {work.envs_per_shard} "

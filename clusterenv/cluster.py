@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import logging
 import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable
+import time
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,27 +17,20 @@ import dask
 from dask.system import CPU_COUNT
 from distributed import Client, LocalCluster, Worker, WorkerPlugin
 from distributed.deploy import Cluster
+from distributed.security import Security
 
 from clusterenv import config
+from clusterenv.cluster_file import ClusterFile, is_cluster_file, read_cluster_file
 from clusterenv.errors import ConfigError, NoWorkers
+from clusterenv.jobqueue import JOBQUEUES, start_jobqueue
+from clusterenv.security import LOOPBACK, NO_PAGES, choose_security
 
-__all__ = ["ClusterLike", "connect", "starts_cluster", "wait_for_workers"]
+__all__ = ["ClusterLike", "connect", "starts_cluster", "starts_empty", "wait_for_workers"]
 
 logger = logging.getLogger("clusterenv")
 
 ClusterLike: TypeAlias = Any  # str | PathLike | Client | Cluster | None; distributed is untyped
 """Everything that :func:`connect` takes."""
-
-JOBQUEUES = {
-    "htcondor": "HTCondorCluster",
-    "lsf": "LSFCluster",
-    "moab": "MoabCluster",
-    "oar": "OARCluster",
-    "pbs": "PBSCluster",
-    "sge": "SGECluster",
-    "slurm": "SLURMCluster",
-}
-
 
 # What Dask does beside the work, made rare: an idle local cluster of two workers took 10 % of a
 # core (ticks every 20 ms, memory checks every 100 ms, a profiler), and takes 2 % with this.
@@ -46,6 +40,9 @@ _QUIET = {
     "distributed.admin.tick.interval": "1s",
     "distributed.admin.system-monitor.interval": "5s",
 }
+
+_TURN_SECONDS = 2.0
+_SAY_SECONDS = 60.0
 
 _GUARD = (
     "a local cluster's processes import the script that starts them, so whatever starts one "
@@ -67,18 +64,22 @@ class _OwningClient(Client):  # type: ignore[misc]  # distributed is untyped
     """A client that closes, with itself, the cluster that was started for it."""
 
     def __init__(self, cluster: Cluster, **options: Any) -> None:
-        self._owned = cluster
+        self.afterwards = contextlib.ExitStack()
         super().__init__(cluster, **options)
 
     def close(self, *args: Any, **kwargs: Any) -> Any:
         result = super().close(*args, **kwargs)
-        owned, self._owned = self._owned, None
-        if owned is not None:
-            _stop(owned)
+        self.afterwards.close()
         return result
 
 
-def connect(cluster: ClusterLike = None, *, set_as_default: bool = True, **options: Any) -> Client:
+def connect(
+    cluster: ClusterLike = None,
+    *,
+    security: Security | bool | None = None,
+    set_as_default: bool = True,
+    **options: Any,
+) -> Client:
     """Connect to a Dask cluster, and start one if asked to.
 
     Parameters
@@ -94,6 +95,12 @@ def connect(cluster: ClusterLike = None, *, set_as_default: bool = True, **optio
           when the returned client is closed.
         - The name of a dask-jobqueue class (``"slurm"``, ``"pbs"``, …), configured
           through Dask's own configuration. ``close()`` of the client ends its jobs.
+        - The path of a cluster file (``"cluster.yaml"``), which says what is to be started.
+    security
+        A cluster that is started speaks TLS, with certificates of its own that end with it.
+        ``False`` turns this off, and so does the setting ``clusterenv.security``. A
+        ``distributed.security.Security`` holds certificates of yours; one is needed to
+        connect to a running cluster that speaks TLS, unless Dask's configuration names them.
     set_as_default
         Whether Dask's own collections shall compute on this client too.
     **options
@@ -116,17 +123,25 @@ def connect(cluster: ClusterLike = None, *, set_as_default: bool = True, **optio
     1
     >>> client.close()
     """
-    if cluster is None or cluster == "local":
-        with dask.config.set(_QUIET):
-            client = _start(LocalCluster, _local_options(options), set_as_default)
-        client.register_plugin(_IgnoreInterrupts())
-        return client
+    if starts_cluster(cluster):
+        wanted = _what_to_start(cluster)
+        options = {**wanted.options, **options}
+        listed = options.pop("security", None)
+        chosen = choose_security(listed if security is None else security)
+        return _start(wanted.cluster, chosen, options, set_as_default)
     if isinstance(cluster, Client):
+        if security is not None:
+            options["security"] = security
         return _direct(cluster, options, set_as_default)
+    if isinstance(security, bool):
+        raise ConfigError(
+            f"security={security} is for clusters that are started here; a running one has its "
+            "certificates already: connect(address, security=Security(tls_ca_file='ca.pem', …))"
+        )
+    if security is not None:
+        options["security"] = security
     if isinstance(cluster, Cluster) or (isinstance(cluster, str) and "://" in cluster):
         return _client(cluster, set_as_default=set_as_default, **options)
-    if isinstance(cluster, str) and cluster.lower() in JOBQUEUES:
-        return _start(_jobqueue_class(cluster.lower()), options, set_as_default)
     if isinstance(cluster, (str, os.PathLike)):
         path = Path(cluster)
         if path.is_file():
@@ -134,12 +149,20 @@ def connect(cluster: ClusterLike = None, *, set_as_default: bool = True, **optio
         raise ConfigError(_unknown(str(cluster)))
     raise ConfigError(
         f"cluster={cluster!r} is a {type(cluster).__name__}; pass 'local', an address such as "
-        "'tcp://host:8786', a scheduler file, a distributed.Client or a Dask cluster object"
+        "'tcp://host:8786', the path of a file, a distributed.Client or a Dask cluster object"
     )
 
 
 def _client(address: str | Cluster | None = None, **options: Any) -> Client:
     options.setdefault("timeout", config.seconds("timeout.connect"))
+    security = options.get("security") or Security()
+    if isinstance(address, str) and address.startswith("tls://") and not security.tls_client_cert:
+        raise ConfigError(
+            f"{address} speaks TLS, and this process has no certificate for it: pass the "
+            f"cluster's, connect({address!r}, security=Security(tls_ca_file='ca.pem', "
+            "tls_client_cert='cert.pem', tls_client_key='key.pem')), or name them in Dask's "
+            "configuration under distributed.comm.tls"
+        )
     return Client(address, **{**options, "direct_to_workers": True})
 
 
@@ -163,25 +186,39 @@ def _direct(client: Client, options: dict[str, Any], set_as_default: bool) -> Cl
     )
 
 
-def _start(cls: Callable[..., Cluster], options: dict[str, Any], set_as_default: bool) -> Client:
+def _start(
+    name: str, security: Security | None, options: dict[str, Any], set_as_default: bool
+) -> Client:
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ConfigError(_GUARD)
-    try:
-        cluster = cls(**options)
-    except RuntimeError as error:
-        if "failed to start" in str(error):
-            raise ConfigError(f"{error}. If this is a script: {_GUARD}") from error
-        raise
-    try:
-        return _OwningClient(
+    with contextlib.ExitStack() as undo:
+        try:
+            if name == "local":
+                cluster = _start_local(security, options)
+            else:
+                cluster = start_jobqueue(name, security, options, undo)
+        except RuntimeError as error:
+            if "failed to start" in str(error):
+                raise ConfigError(f"{error}. If this is a script: {_GUARD}") from error
+            raise
+        undo.callback(_stop, cluster)
+        client = _OwningClient(
             cluster,
             direct_to_workers=True,
             timeout=config.seconds("timeout.connect"),
             set_as_default=set_as_default,
         )
-    except BaseException:
-        _stop(cluster)
-        raise
+        client.afterwards = undo.pop_all()
+    if name == "local":
+        client.register_plugin(_IgnoreInterrupts())
+    return client
+
+
+def _start_local(security: Security | None, options: dict[str, Any]) -> LocalCluster:
+    options = _local_options(options)
+    pages = {} if options["dashboard_address"] else NO_PAGES
+    with dask.config.set({**_QUIET, **pages}):
+        return LocalCluster(security=security, **options)
 
 
 def _stop(cluster: Cluster) -> None:
@@ -194,9 +231,22 @@ def _stop(cluster: Cluster) -> None:
 
 def starts_cluster(cluster: ClusterLike) -> bool:
     """Whether :func:`connect` would start a cluster for this argument."""
-    return cluster is None or (
-        isinstance(cluster, str) and cluster.lower() in ("local", *JOBQUEUES)
+    return (
+        cluster is None
+        or is_cluster_file(cluster)
+        or (isinstance(cluster, str) and cluster.lower() in ("local", *JOBQUEUES))
     )
+
+
+def starts_empty(cluster: ClusterLike) -> bool:
+    """Whether the cluster that is started has no workers until some are asked for."""
+    return starts_cluster(cluster) and _what_to_start(cluster).starts_empty
+
+
+def _what_to_start(cluster: ClusterLike) -> ClusterFile:
+    if is_cluster_file(cluster):
+        return read_cluster_file(cluster)
+    return ClusterFile("local" if cluster is None else cluster.lower(), {})
 
 
 def _local_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -205,21 +255,11 @@ def _local_options(options: dict[str, Any]) -> dict[str, Any]:
         "n_workers": config.get("local.n-workers") or CPU_COUNT,
         "threads_per_worker": config.get("local.threads-per-worker"),
         # Without a dashboard Dask still serves metrics over HTTP: keep that on loopback.
-        "scheduler_kwargs": {"dashboard_address": address or "127.0.0.1:0"},
-        "worker_dashboard_address": "127.0.0.1:0",
+        "scheduler_kwargs": {"dashboard_address": address or LOOPBACK},
+        "worker_dashboard_address": LOOPBACK,
         **options,
         "dashboard_address": address,
     }
-
-
-def _jobqueue_class(name: str) -> Callable[..., Cluster]:
-    try:
-        import dask_jobqueue
-    except ImportError as error:
-        raise ConfigError(
-            f"cluster={name!r} needs dask-jobqueue: pip install 'clusterenv[hpc]'"
-        ) from error
-    return getattr(dask_jobqueue, JOBQUEUES[name])  # type: ignore[no-any-return]
 
 
 def _unknown(name: str) -> str:
@@ -235,20 +275,40 @@ def _unknown(name: str) -> str:
 def wait_for_workers(client: Client, n: int, timeout: float) -> list[str]:
     """Wait until ``n`` workers are there and return the addresses of all.
 
+    Workers that are jobs may be queued for long: they are waited for as long as the setting
+    ``clusterenv.timeout.queue`` says, and the log tells so every minute.
+
     Raises
     ------
     NoWorkers
         If fewer came within ``timeout`` seconds.
     """
-    try:
-        client.wait_for_workers(n, timeout=timeout)
-    except TimeoutError as error:
-        found = len(client.nthreads())
-        raise NoWorkers(
-            f"waited {timeout:g} s for {n} worker{'s' if n > 1 else ''} at "
-            f"{client.scheduler.address}, {found} came. Start more workers, ask for fewer shards "
-            f"(shards={max(found, 1)}), or wait longer: "
-            "dask.config.set({'clusterenv.timeout.workers': '10 min'})"
-        ) from error
-    # scheduler_info() may show none under load; nthreads() asks the scheduler.
-    return sorted(client.nthreads())
+    jobs = hasattr(client.cluster, "job_script")
+    setting = "queue" if jobs else "workers"
+    if jobs:
+        timeout = max(timeout, config.seconds("timeout.queue"))
+    deadline = time.monotonic() + timeout
+    said = time.monotonic()
+    # In short turns: a client that is closed meanwhile ends the wait.
+    while (left := deadline - time.monotonic()) > 0 and client.status == "running":
+        try:
+            client.wait_for_workers(n, timeout=min(left, _TURN_SECONDS))
+        except TimeoutError:
+            if jobs and time.monotonic() - said > _SAY_SECONDS:
+                said = time.monotonic()
+                logger.warning(
+                    "waiting for jobs: %d of %d workers are there", len(client.nthreads()), n
+                )
+        else:
+            # scheduler_info() may show none under load; nthreads() asks the scheduler.
+            return sorted(client.nthreads())
+    if client.status != "running":
+        raise NoWorkers(f"the client was {client.status} while {n} workers were waited for")
+    found = len(client.nthreads())
+    hint = ". If the jobs are not queued, see why: python -m clusterenv.doctor" if jobs else ""
+    raise NoWorkers(
+        f"waited {timeout:g} s for {n} worker{'s' if n > 1 else ''} at "
+        f"{client.scheduler.address}, {found} came. Start more workers, ask for fewer shards "
+        f"(shards={max(found, 1)}), or wait longer: "
+        f"dask.config.set({{'clusterenv.timeout.{setting}': '10 min'}}){hint}"
+    )

@@ -13,7 +13,7 @@ from distributed import Client
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 
-from clusterenv.cluster import ClusterLike, connect, starts_cluster
+from clusterenv.cluster import ClusterLike, connect, starts_cluster, starts_empty
 from clusterenv.envs import ENGINES, Recipe
 from clusterenv.errors import ConfigError, UnknownEnv
 from clusterenv.fleet import Fleet, split
@@ -42,7 +42,7 @@ def open_fleet(
     if starts_cluster(cluster):
         if shards:
             options["n_workers"] = shards
-        elif cluster not in (None, "local"):
+        elif starts_empty(cluster):
             raise ConfigError(
                 f"cluster={cluster!r} has no workers yet, so say how many: "
                 f"make_vec(…, cluster={cluster!r}, shards=4)"

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+import dask
 import psutil
 import pytest
 from distributed import Client
@@ -16,9 +17,19 @@ import clusterenv
 
 @pytest.fixture(scope="session")
 def client() -> Iterator[Client]:
-    """Three worker processes that all tests share."""
+    """Three worker processes that all tests share.
+
+    Dask's configuration holds the certificates, so that tests may connect by address too.
+    """
     client = clusterenv.connect("local", n_workers=3)
-    yield client
+    with dask.config.set(
+        {
+            "distributed.comm.tls.ca-file": client.security.tls_ca_file,
+            "distributed.comm.tls.client.cert": client.security.tls_client_cert,
+            "distributed.comm.tls.client.key": client.security.tls_client_key,
+        }
+    ):
+        yield client
     client.close()
 
 

@@ -17,8 +17,8 @@ from distributed import Client, LocalCluster
 from distributed.deploy import Cluster
 
 import clusterenv
-from clusterenv import cluster as cluster_module
 from clusterenv.errors import ConfigError
+from clusterenv.jobqueue import JOBQUEUES
 
 
 def test_local_is_one_single_threaded_process_per_core_on_loopback() -> None:
@@ -26,7 +26,7 @@ def test_local_is_one_single_threaded_process_per_core_on_loopback() -> None:
     try:
         workers = client.nthreads()
         assert list(workers.values()) == [1] * len(psutil.Process().cpu_affinity())
-        assert all(address.startswith("tcp://127.0.0.1") for address in workers)
+        assert all(address.startswith("tls://127.0.0.1") for address in workers)
         assert client.direct_to_workers
         processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
         beyond = [
@@ -127,11 +127,13 @@ def test_a_jobqueue_name_without_dask_jobqueue_says_what_to_install(
 
 def test_jobqueue_names_are_classes_of_dask_jobqueue() -> None:
     jobqueue = pytest.importorskip("dask_jobqueue")
-    for name in cluster_module.JOBQUEUES.values():
+    for name in JOBQUEUES.values():
         assert issubclass(getattr(jobqueue, name), Cluster)
 
 
-def test_a_jobqueue_cluster_prints_the_script_that_the_configuration_asks_for() -> None:
+def test_a_jobqueue_cluster_prints_the_script_that_the_configuration_asks_for(
+    tmp_path: Path,
+) -> None:
     """The class is found, configured by Dask's own settings, and closed with its client."""
     pytest.importorskip("dask_jobqueue")
     settings: dict[str, Any] = {
@@ -140,6 +142,7 @@ def test_a_jobqueue_cluster_prints_the_script_that_the_configuration_asks_for() 
         "jobqueue.slurm.interface": "lo",
         "jobqueue.slurm.walltime": "00:07:00",
         "jobqueue.slurm.scheduler-options": {"dashboard_address": None},
+        "jobqueue.slurm.shared-temp-directory": str(tmp_path),
     }
     with dask.config.set(settings):
         client = clusterenv.connect("slurm")
@@ -151,13 +154,7 @@ def test_a_jobqueue_cluster_prints_the_script_that_the_configuration_asks_for() 
 
 
 def test_tls_clusters_keep_steps_under_tls() -> None:
-    with (
-        LocalCluster(
-            n_workers=2, threads_per_worker=1, dashboard_address=None, security=True
-        ) as cluster,
-        clusterenv.make_vec("CartPole-v1", 4, shards=2, cluster=cluster) as envs,
-    ):
-        assert cluster.scheduler_address.startswith("tls://")
+    with clusterenv.make_vec("CartPole-v1", 4, shards=2) as envs:
         envs.reset(seed=1)
         envs.step([0, 1, 0, 1])
         envs.async_reset(seed=1)

@@ -32,14 +32,14 @@ def shard_threads(client: Client) -> int:
 
 
 def test_a_killed_head_frees_the_workers_of_its_collector() -> None:
-    with clusterenv.connect("local", n_workers=2) as client:
+    with clusterenv.connect("local", n_workers=2, security=False) as client:
         source = f"""
 import sys
 sys.path.insert(0, {TESTS!r})
 import clusterenv
 from distributed import Client
 from test_restarts import collecting
-client = Client({client.scheduler.address!r}, security={_security(client)})
+client = Client({client.scheduler.address!r})
 collector = collecting(clusterenv.connect(client))
 for count, batch in enumerate(collector):
     if count == 3:
@@ -56,16 +56,6 @@ for count, batch in enumerate(collector):
         options: dict[str, Any] = {"num_envs": 2, "shards": 2, "horizon": 8, "cluster": client}
         with clusterenv.Collector("CartPole-v1", policy, **options) as following:
             assert len(following.rollout()) == 2
-
-
-def _security(client: Client) -> str:
-    if not client.scheduler.address.startswith("tls"):
-        return "None"
-    return (
-        "__import__('distributed').Security(**"
-        + repr({k: v for k, v in vars(client.security).items() if k.startswith("tls_") and v})
-        + ", require_encryption=True)"
-    )
 
 
 @pytest.fixture

@@ -34,6 +34,9 @@ FORBIDDEN = {
     "clusterenv/sync": {"dask", "distributed", "clusterenv.store", "clusterenv.envs"},
     "clusterenv/store": {"dask", "distributed", "clusterenv.fleet"},
     "clusterenv/cluster.py": {"clusterenv.envs", "clusterenv.vector", "gymnasium"},
+    "clusterenv/jobqueue.py": {"clusterenv.envs", "clusterenv.cluster", "gymnasium"},
+    "clusterenv/replacement.py": {"clusterenv.fleet", "clusterenv.cluster", "gymnasium"},
+    "clusterenv/diagnosis.py": {"dask", "distributed", "psutil"},
 }
 
 

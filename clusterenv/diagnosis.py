@@ -1,0 +1,216 @@
+"""What the doctor has found out about a cluster, and what follows from it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["Finding", "Process", "Report", "Route", "Trial", "judge"]
+
+_SLOW_SECONDS = 0.01
+_SLOW_BYTES = 50e6
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process of the cluster: what it runs and on what."""
+
+    name: str
+    """``"head"``, ``"scheduler"``, or the address of a worker."""
+    versions: Mapping[str, str | None]
+    """Of Python and packages; ``None`` for one that is not installed."""
+    host: str | None = None
+    cpus: int | None = None
+    """CPUs that it may run on."""
+    threads: int | None = None
+    """Threads that Dask runs tasks in."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """The way from the head to a worker."""
+
+    worker: str
+    error: str | None = None
+    """Why the worker cannot be reached, if it cannot."""
+    source: str | None = None
+    """The head's own address on the way."""
+    interface: str | None = None
+    """The head's interface on the way."""
+    seconds: float | None = None
+    """Of an actor call, there and back."""
+    bytes_per_second: float | None = None
+    """Of a large result."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """An environment that was made and stepped on the workers."""
+
+    env: str
+    error: str | None = None
+    steps_per_second: float | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that was found out."""
+
+    cluster: str
+    failure: str | None = None
+    """Why there is no cluster, or no worker, if so."""
+    tls: bool | None = None
+    head: Process | None = None
+    scheduler: Process | None = None
+    workers: tuple[Process, ...] = ()
+    routes: tuple[Route, ...] = ()
+    trial: Trial | None = None
+    script: str | None = None
+    """What a batch system is given."""
+    logs: Mapping[str, str] = field(default_factory=dict)
+    """The ends of the logs of jobs that brought no worker."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something to change, or to know."""
+
+    text: str
+    blocking: bool = True
+    """Whether the cluster cannot be used before it is changed."""
+
+
+def judge(report: Report) -> list[Finding]:
+    """Return what follows from a report; nothing that blocks means ready.
+
+    Examples
+    --------
+    >>> judge(Report("slurm", failure="no worker came within 60 s"))[0].blocking
+    True
+    """
+    found: list[Finding] = []
+    if report.failure is not None:
+        found.append(Finding(report.failure + _what_the_logs_say(report.logs)))
+    found += _versions(report)
+    found += _routes(report.routes)
+    found += _processors(report.workers)
+    if report.trial is not None and report.trial.error is not None:
+        found.append(
+            Finding(f"{report.trial.env} does not run on the workers: {report.trial.error}")
+        )
+    if report.tls is False:
+        found.append(
+            Finding(
+                "the cluster speaks plain TCP: whoever reaches its ports can run code as you. "
+                "Clusters that ClusterEnv starts speak TLS unless security=False",
+                blocking=False,
+            )
+        )
+    return found
+
+
+def _what_the_logs_say(logs: Mapping[str, str]) -> str:
+    text = "\n".join(logs.values())
+    for sign, advice in (
+        (
+            "No module named",
+            "install the package in the environment of the jobs, or name another "
+            "Python in the cluster file: python: /path/to/python",
+        ),
+        (
+            "No such file or directory",
+            "the Python or a file of the job is not on the nodes: name "
+            "one that is (python: …), or load it in the prologue",
+        ),
+        ("command not found", "the prologue calls what the nodes do not have"),
+        (
+            "Timed out",
+            "the job cannot reach the scheduler: name the network that both are on, interface: ib0",
+        ),
+        ("oom", "the job ran out of memory: raise memory"),
+    ):
+        if sign.lower() in text.lower():
+            return f". The log of a job says {sign!r}: {advice}"
+    return ""
+
+
+def _versions(report: Report) -> list[Finding]:
+    if report.head is None:
+        return []
+    found = []
+    others = [*report.workers, *([report.scheduler] if report.scheduler else [])]
+    for package, ours in report.head.versions.items():
+        if ours is None:
+            continue
+        apart: dict[str | None, list[str]] = {}
+        for process in others:
+            theirs = process.versions.get(package)
+            # The scheduler runs no environments: it needs what Dask itself needs.
+            needed = process is not report.scheduler or package in ("python", "dask", "distributed")
+            if needed and theirs != ours:
+                apart.setdefault(theirs, []).append(process.name)
+        for theirs, names in apart.items():
+            where = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+            if theirs is None:
+                found.append(Finding(f"{package} {ours} is not installed on {where}: install it"))
+                continue
+            found.append(
+                Finding(
+                    f"{package} is {ours} at the head and {theirs} on {where}: use one environment "
+                    "for both",
+                    blocking=_release(ours) != _release(theirs),
+                )
+            )
+    return found
+
+
+def _release(version: str) -> list[str]:
+    return version.split(".")[:2]
+
+
+def _routes(routes: tuple[Route, ...]) -> list[Finding]:
+    found = []
+    for route in routes:
+        if route.error is not None:
+            found.append(
+                Finding(
+                    f"the head cannot reach {route.worker}: {route.error}. Name a network that "
+                    "both are on (interface: ib0); if a firewall leaves only some ports open, "
+                    "clusterenv.channel.ports: [9000, 9100] and worker_extra_args: "
+                    "['--worker-port', '9000:9100']"
+                )
+            )
+        elif (route.seconds or 0) > _SLOW_SECONDS:
+            found.append(
+                Finding(
+                    f"a call to {route.worker} takes {1e3 * (route.seconds or 0):.0f} ms: step by "
+                    "step will be slow; collect with the policy beside the environments",
+                    blocking=False,
+                )
+            )
+        elif (route.bytes_per_second or _SLOW_BYTES) < _SLOW_BYTES:
+            found.append(
+                Finding(
+                    f"{(route.bytes_per_second or 0) / 1e6:.0f} MB/s from {route.worker}: is there "
+                    "a faster network than the one in use (interface: ib0)?",
+                    blocking=False,
+                )
+            )
+    return found
+
+
+def _processors(workers: tuple[Process, ...]) -> list[Finding]:
+    found = []
+    crowds = Counter(worker.host for worker in workers if worker.host and worker.cpus)
+    for host, count in crowds.items():
+        cpus = max(worker.cpus or 0 for worker in workers if worker.host == host)
+        if count > cpus:
+            found.append(
+                Finding(
+                    f"{count} workers on {host} share {cpus} CPU{'s' if cpus > 1 else ''}: they "
+                    "slow each other down",
+                    blocking=False,
+                )
+            )
+    return found

@@ -1,0 +1,114 @@
+"""Asks for another job when one is lost, so that a cluster of jobs keeps its size."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import dask
+from dask.utils import parse_timedelta
+from distributed import Scheduler, SchedulerPlugin
+from distributed.core import Status
+from distributed.deploy import SpecCluster
+
+__all__ = ["ReplaceLostJobs", "lost_jobs"]
+
+logger = logging.getLogger("clusterenv")
+
+
+def lost_jobs(
+    jobs: Mapping[str, Collection[str]],
+    present: Collection[str],
+    gone: Mapping[str, float],
+    now: float,
+    patience: float,
+) -> list[str]:
+    """Return the jobs that have ended, as far as their workers tell.
+
+    A job that is still queued has had no worker, and one whose worker is started anew by its
+    nanny has it back before long; neither is lost.
+
+    Parameters
+    ----------
+    jobs
+        The names of each job's workers.
+    present
+        The names of the workers that are there.
+    gone
+        When workers that had been there left.
+    now
+        By the same clock.
+    patience
+        Seconds after which a worker that left will not come back.
+
+    Examples
+    --------
+    >>> jobs = {"a": ["a-0", "a-1"], "b": ["b-0", "b-1"], "queued": ["q-0", "q-1"]}
+    >>> gone = {"a-0": 10.0, "b-0": 10.0, "b-1": 11.0}
+    >>> lost_jobs(jobs, present={"a-1"}, gone=gone, now=30.0, patience=15.0)
+    ['b']
+    """
+    return [
+        job
+        for job, workers in jobs.items()
+        if any(worker in gone for worker in workers)
+        and not any(worker in present for worker in workers)
+        and all(now - gone[worker] >= patience for worker in workers if worker in gone)
+    ]
+
+
+class ReplaceLostJobs(SchedulerPlugin):  # type: ignore[misc]  # distributed is untyped
+    """Watches the workers of a jobqueue cluster whose scheduler runs in this process.
+
+    A job whose workers stay away for ``distributed.deploy.lost-worker-timeout`` is cancelled, in
+    case that it only hangs, and another is submitted.
+    """
+
+    name = "clusterenv-replace-lost-jobs"
+
+    def __init__(self, cluster: SpecCluster) -> None:
+        self._cluster = cluster
+        self._patience = parse_timedelta(dask.config.get("distributed.deploy.lost-worker-timeout"))
+        self._names: dict[str, str] = {}
+        self._gone: dict[str, float] = {}
+        self._replacing: set[asyncio.Task[None]] = set()
+
+    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
+        name = str(scheduler.workers[worker].name)
+        self._names[worker] = name
+        self._gone.pop(name, None)
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
+        name = self._names.pop(worker, None)
+        if name is not None:
+            self._gone[name] = time.monotonic()
+            asyncio.get_running_loop().call_later(self._patience, self._look)
+
+    def _look(self) -> None:
+        if self._cluster.status != Status.running:
+            return
+        jobs = {
+            str(name): [f"{name}{suffix}" for suffix in spec.get("group", [""])]
+            for name, spec in self._cluster.worker_spec.items()
+        }
+        present = set(self._names.values())
+        lost = lost_jobs(jobs, present, self._gone, time.monotonic(), self._patience)
+        if lost:
+            for job in lost:
+                for worker in jobs[job]:
+                    self._gone.pop(worker, None)
+            task = asyncio.ensure_future(self._replace(lost))
+            self._replacing.add(task)
+            task.add_done_callback(self._replacing.discard)
+
+    async def _replace(self, lost: list[str]) -> None:
+        wanted = len(self._cluster.worker_spec)
+        logger.warning("%s ended; asking for as many jobs again.", ", ".join(lost))
+        try:
+            await self._cluster.scale_down(lost)
+            self._cluster.scale(jobs=wanted)
+        except Exception:
+            logger.exception("no job could be asked for instead of %s", ", ".join(lost))

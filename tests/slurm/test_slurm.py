@@ -1,0 +1,189 @@
+"""Jobs of a real Slurm: across nodes, under TLS, cancelled in the middle."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import pytest
+import torch
+import yaml
+from conftest import wait_until
+from machine import NODES, Slurm, missing
+
+import clusterenv
+from clusterenv import doctor
+from clusterenv.cluster import wait_for_workers
+from clusterenv.errors import ConfigError
+from pipelines import dqn, ppo
+
+
+@pytest.fixture(scope="session")
+def machine() -> Iterator[Slurm]:
+    """Three nodes; the tests are skipped where Slurm cannot run."""
+    pytest.importorskip("dask_jobqueue")
+    reason = missing()
+    if reason is not None:
+        pytest.skip(reason)
+    slurm = Slurm()
+    try:
+        slurm.start()
+        yield slurm
+    finally:
+        slurm.stop()
+
+
+@pytest.fixture
+def slurm(machine: Slurm) -> Iterator[Slurm]:
+    """The same, without jobs before the test and with none left by it."""
+    yield machine
+    left = machine.jobs()
+    running = {job: state for job, (state, _) in left.items() if state != "COMPLETING"}
+    assert machine.clear(), machine.jobs()
+    assert running == {}
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> dict[str, Any]:
+    """Options of a job of one process that has a node for itself."""
+    return {
+        "cores": 1,
+        "memory": "1GB",
+        "walltime": "00:10:00",
+        "interface": "lo",
+        "job_extra_directives": ["--exclusive"],
+        "log_directory": str(tmp_path / "log"),
+        "local_directory": str(tmp_path / "local"),
+        "shared_temp_directory": str(tmp_path / "shared"),
+    }
+
+
+def test_connect_by_name_across_nodes_and_back_to_nothing(
+    slurm: Slurm, job: dict[str, Any], tmp_path: Path
+) -> None:
+    client = clusterenv.connect("slurm", n_workers=3, **job)
+    try:
+        workers = wait_for_workers(client, 3, 60)
+        assert all(address.startswith("tls://") for address in workers)
+        nodes = client.run(lambda: os.environ["SLURMD_NODENAME"])
+        assert sorted(nodes.values()) == list(NODES)
+        assert len(slurm.jobs()) == 3
+    finally:
+        client.close()
+    assert list((tmp_path / "shared").iterdir()) == []
+
+
+def test_what_slurm_says_to_a_job_that_it_refuses_is_told(
+    slurm: Slurm, job: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"slurm took no job: (.|\n)*invalid partition"):
+        clusterenv.connect("slurm", n_workers=2, queue="nowhere", **job)
+    assert list((tmp_path / "shared").iterdir()) == []
+
+
+def collecting(client: Any, **options: Any) -> clusterenv.Collector:
+    policy = clusterenv.policies.Categorical(torch.nn.Linear(4, 2))
+    kwargs = {"num_envs": 6, "horizon": 32, "seed": 1, "cluster": client, **options}
+    return clusterenv.Collector("CartPole-v1", policy, **kwargs)
+
+
+def test_a_cancelled_job_is_replaced_and_collection_goes_on_there(
+    slurm: Slurm, job: dict[str, Any]
+) -> None:
+    with (
+        dask.config.set({"distributed.deploy.lost-worker-timeout": "2s"}),
+        clusterenv.connect("slurm", n_workers=2, **job) as client,
+        collecting(client, shards=2) as collector,
+    ):
+        batches = iter(collector)
+        assert {next(batches).shard for _ in range(8)} == {0, 1}
+        before = client.nthreads().keys()
+        one, other = slurm.jobs()
+        slurm.cancel(one)
+        # Both shards go on in the job that is left, until there are two jobs again.
+        while not client.nthreads().keys() - before:
+            next(batches)
+        (new,) = slurm.jobs().keys() - {one, other}
+        # Then the replacement is all that is left, so both shards go on there.
+        slurm.cancel(other)
+        going_on: set[int] = set()
+        while going_on != {0, 1}:
+            batch = next(batches)
+            if (
+                batch.incarnation
+                and batch.incarnation == collector.stats().incarnations[batch.shard]
+            ):
+                going_on.add(batch.shard)
+        assert not {link.worker for link in collector._fleet.links} & before
+        assert slurm.jobs()[new][0] == "RUNNING"
+
+
+def test_a_job_of_several_processes_is_replaced_as_a_whole(
+    slurm: Slurm, job: dict[str, Any]
+) -> None:
+    with (
+        dask.config.set({"distributed.deploy.lost-worker-timeout": "2s"}),
+        clusterenv.connect("slurm", n_workers=2, **{**job, "cores": 2}) as client,
+    ):
+        before = set(wait_for_workers(client, 2, 60))
+        (old,) = slurm.jobs()
+        slurm.cancel(old)
+        assert wait_until(lambda: not before & set(client.nthreads()), 30)
+        after = set(wait_for_workers(client, 2, 60))
+        assert len(after) == 2
+        assert list(slurm.jobs()) != [old]
+
+
+@pytest.fixture
+def file(job: dict[str, Any], tmp_path: Path) -> str:
+    """A cluster file of such jobs."""
+    path = tmp_path / "cluster.yaml"
+    path.write_text(yaml.safe_dump({"cluster": "slurm", **job}))
+    return str(path)
+
+
+def test_ppo_learns_across_nodes_from_a_cluster_file(
+    slurm: Slurm, file: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "ppo"
+    args = ppo.preset("CartPole-v1", total_steps=1024, num_envs=8, horizon=64, shards=2, epochs=1)
+    result = ppo.train(dataclasses.replace(args, cluster=file, out=out, quiet=True))
+    assert result.steps == 1024
+    assert result.pulls > 0
+    assert (out / "checkpoint.pt").exists()
+
+
+def test_dqn_learns_across_nodes_from_a_cluster_file(
+    slurm: Slurm, file: str, tmp_path: Path
+) -> None:
+    args = dqn.preset("CartPole-v1", total_steps=2_000, min_rows=500, num_envs=4, shards=2)
+    result = dqn.train(dataclasses.replace(args, cluster=file, out=tmp_path / "dqn", quiet=True))
+    assert result.steps >= 2_000
+    assert clusterenv.open_dataset(tmp_path / "dqn" / "replay").count_rows() > 0
+
+
+def test_the_doctor_shows_the_job_script_and_the_route(
+    slurm: Slurm, file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert doctor.main(["--cluster", file, "--env", "CartPole-v1"]) == 0
+    said = capsys.readouterr().out
+    assert "    #SBATCH --exclusive" in said
+    assert "(lo) to tls://127.0.0.1:" in said
+    assert said.endswith("ready\n")
+
+
+def test_the_doctor_shows_why_a_job_failed(
+    slurm: Slurm, job: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "cluster.yaml"
+    broken = {"cluster": "slurm", **job, "prologue": ["module load nothing", "exit 1"]}
+    path.write_text(yaml.safe_dump(broken))
+    assert doctor.main(["--cluster", str(path), "--timeout", "4"]) == 1
+    said = capsys.readouterr().out
+    assert "module: command not found" in said
+    assert "the prologue calls what the nodes do not have" in said
+    assert said.endswith("not ready\n")
