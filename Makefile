@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo demo-ppo quickstart test test-slurm lint bench bench-peers bench-replay clean
+.PHONY: help demo demo-ppo quickstart test test-slurm lint bench bench-peers bench-replay chaos clean
 .DEFAULT_GOAL := help
 
 help:  ## show what there is
@@ -50,6 +50,9 @@ bench-peers: .venv/installed  ## measure the peers beside ours, each in an envir
 
 bench-replay: .venv-peers/replay/installed  ## measure the replay store beside other replay buffers
 	.venv-peers/replay/bin/python benchmarks/replay.py
+
+chaos: .venv/installed  ## half an hour of faults while DQN collects; every row is checked
+	$(BIN)/python tests/chaos/chaos.py
 
 clean:  ## remove what the commands above made
 	rm -rf .venv .venv-peers .mypy_cache .ruff_cache .pytest_cache *.egg-info

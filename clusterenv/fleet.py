@@ -259,7 +259,7 @@ class Fleet:
             self._client.sync(
                 self._client.scheduler.restart_workers,
                 workers=[link.worker],
-                timeout=config.seconds("timeout.workers"),
+                timeout=config.seconds("timeout.close"),  # a nanny that is cut off never answers
                 wait_for_workers=False,
                 on_error="return",
                 stimulus_id=f"clusterenv-end-{link.worker}",

@@ -175,7 +175,7 @@ def run(out: Path, seconds: float, seed: int = 0, measure: float = 5.0) -> Repor
     os.environ[ORDERS] = str(orders)
     with (
         dask.config.set(DEADLINES),
-        clusterenv.connect("local", n_workers=2, set_as_default=False) as client,
+        clusterenv.connect("local", n_workers=2, set_as_default=False, security=False) as client,
     ):
         injector = Injector(client.cluster, orders, seconds, seed, measure)
         args = dqn.Args(

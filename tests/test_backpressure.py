@@ -1,0 +1,57 @@
+"""A learner that is too slow makes the shards wait: memory stays flat."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import psutil
+import torch
+from distributed import Client
+
+import clusterenv
+from clusterenv.policies.base import Context, Decision, Policy
+
+
+class Wide(gym.Env[Any, Any]):
+    """Observations of a quarter of a megabyte, made at once."""
+
+    observation_space = gym.spaces.Box(0, 255, (1 << 18,), np.uint8)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.obs = np.zeros(1 << 18, np.uint8)
+        return self.obs, {}
+
+    def step(self, action: Any) -> Any:
+        return self.obs, 0.0, False, False, {}
+
+
+class Still(Policy):
+    def act(self, obs: Any, context: Context) -> Decision:
+        return Decision(torch.zeros(len(obs), dtype=torch.long), {})
+
+
+def memory(client: Client) -> list[int]:
+    workers = client.run(lambda: psutil.Process().memory_info().rss)
+    return [psutil.Process().memory_info().rss, *workers.values()]
+
+
+def test_nobody_runs_ahead_of_a_learner_that_rests(client: Client, leaves_nothing: None) -> None:
+    # A fragment is 8 MB. Free to run ahead, two shards would fill gigabytes meanwhile.
+    options: dict[str, Any] = {"num_envs": 2, "shards": 2, "horizon": 32, "cluster": client}
+    with clusterenv.Collector(Wide, Still(), credits=3, **options) as collector:
+        for _ in range(12):
+            next(iter(collector))
+        before = memory(client)
+        rows = []
+        for _ in range(8):
+            time.sleep(0.5)
+            rows.append(collector.stats().rows)
+        # What had been granted arrives: three fragments of each shard, and no more.
+        assert rows[-1] == rows[-2] == 12 * 32 + 2 * 3 * 32
+        growth = [now - then for now, then in zip(memory(client), before, strict=True)]
+        assert max(growth) < 2 * 3 * 8 * 2**20 + 16 * 2**20
