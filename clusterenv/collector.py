@@ -149,6 +149,7 @@ class Collector:
         self._roster = threading.RLock()  # who has which tickets, and has heard what
         self._waiting = [0] * len(links)  # batches of each shard that were not taken yet
         self._awaited: set[int] = set()  # shards that owe a fragment to rollout()
+        self._shelved: dict[str, int] = {}  # the version that each worker has, and all shards on it
         self._ending: set[int] = set()  # shards that are drained for good
         self._ended: set[int] = set()  # those of them that have been, behind others
         self._announced: bytes | None = None
@@ -326,6 +327,7 @@ class Collector:
         end_process: bool = False,
     ) -> None:
         """Hear nothing more of a shard, and have it placed again."""
+        self._shelved.pop(link.worker, None)  # its process may have ended
         if link.index in self._ending:
             self._drained(selector, link, 0)
             return
@@ -402,7 +404,7 @@ class Collector:
                     self._waiting[link.index] += 1
                     self._received.put(batch)
             elif header.kind == Frame.PULL:
-                self._serve(link)
+                self._serve(link, whole=blob)
             elif header.kind == Frame.PONG:
                 link.pulse.pong(time.monotonic(), *blob)
             elif header.kind == Frame.DRAINED:
@@ -412,13 +414,17 @@ class Collector:
         except ChannelClosed as error:
             raise self._fleet.lost(link) from error
 
-    def _serve(self, link: Link) -> None:
+    def _serve(self, link: Link, whole: bool = False) -> None:
+        """Send the newest weights, unless another shard of the same process has them."""
         with self._tally.lock:
             weights = self._publisher.newest
             self._publisher.in_use[link.index] = weights.version
-            self._tally.weight_bytes += weights.buffer.nbytes
-        blob = dumps((weights.version, weights.digest))
-        self._send(link, Frame.WEIGHTS, blob, [weights.buffer])
+            shelved = not whole and self._shelved.get(link.worker) == weights.version
+            if not shelved:
+                self._shelved[link.worker] = weights.version
+                self._tally.weight_bytes += weights.buffer.nbytes
+        blob = dumps((weights.version, weights.digest, shelved))
+        self._send(link, Frame.WEIGHTS, blob, [] if shelved else [weights.buffer])
 
     def _batch(self, link: Link, header: Header, meta: FragmentMeta) -> Batch:
         columns, tails, state = receive(link.channel, header, Parts(*meta.parts))

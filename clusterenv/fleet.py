@@ -159,6 +159,7 @@ class Fleet:
             ports=tuple(ports) if ports else None,
             accept_timeout=config.seconds("timeout.connect"),
             incarnation=incarnation,
+            fleet=self._name,
         )
         future = self._client.submit(
             Shard,

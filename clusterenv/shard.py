@@ -49,6 +49,8 @@ class ShardSpec:
     accept_timeout: float
     incarnation: int = 0
     """How often the shard was placed before."""
+    fleet: str = ""
+    """To which other shards it belongs."""
 
 
 class Opened(NamedTuple):
@@ -147,7 +149,9 @@ class Shard:
                 stream = None
                 if self._stream is not None:
                     spec = self._spec
-                    stream = Stream(engine, loads(self._stream), spec.first, spec.incarnation)
+                    stream = Stream(
+                        engine, loads(self._stream), spec.first, spec.incarnation, spec.fleet
+                    )
                 self._listener = Listener(self._host, self._tls, self._spec.ports)
             except BaseException as error:
                 self._opened.set_result(failure_of(error, self._spec.first, "make"))

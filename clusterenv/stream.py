@@ -26,12 +26,15 @@ from clusterenv.frames import Frame, failure_of
 from clusterenv.policies.base import Policy
 from clusterenv.supervision import EnvFaults, env_seeds
 from clusterenv.sync.rules import SyncRule
+from clusterenv.sync.shelf import shelf_of
 from clusterenv.sync.weights import Weights, load, manifest_of
 from clusterenv.wire import FragmentMeta, body_of, parts_of
 
 __all__ = ["SWITCHES", "Announcement", "PolicyClient", "Stream", "StreamSpec"]
 
 logger = logging.getLogger("clusterenv")
+
+_SHELF_SECONDS = 5.0
 
 SWITCHES = ("fragment", "step")
 """Between what a shard may change its policy."""
@@ -106,7 +109,14 @@ class PolicyClient:
 class Stream:
     """The collecting shard; made before the head connects, so that faults show early."""
 
-    def __init__(self, engine: Engine, spec: StreamSpec, first: int, incarnation: int = 0) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        spec: StreamSpec,
+        first: int,
+        incarnation: int = 0,
+        fleet: str = "",
+    ) -> None:
         torch.set_num_threads(1)  # the shards are the parallelism
         if spec.seed is not None:  # what policies draw repeats too, for the same sharding
             (drawn,) = env_seeds(spec.seed, incarnation, first, 1)
@@ -126,6 +136,7 @@ class Stream:
         )
         self._tickets: queue.SimpleQueue[bool | None] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[tuple[Fragment, FragmentMeta] | None] = queue.SimpleQueue()
+        self._shelf = shelf_of(fleet)
         self._changed = threading.Condition()
         self._arrived: Weights | None = None
         self._closed = False
@@ -189,7 +200,7 @@ class Stream:
         """Ask for weights if the rule says so, load what has arrived."""
         if self._client.decide():
             with self._send_lock:
-                self._channel.send(Frame.PULL, dumps(self._client.wanted))
+                self._channel.send(Frame.PULL, dumps(False))
         with self._changed:
             while wait and self._client.wanted is not None and self._arrived is None:
                 if self._closed:
@@ -246,14 +257,20 @@ class Stream:
             self._stop()
 
     def _receive(self, header: Header, blob: Any) -> None:
-        version, digest = blob
-        buffer = np.empty(header.body, np.uint8)
-        self._channel.recv_body(header, [buffer])
-        weights = Weights(version, buffer)
-        if weights.digest != digest:  # a worker goes on with what it has, and asks again
-            logger.warning("the weights of version %d arrived damaged", version)
+        version, digest, shelved = blob
+        weights = self._shelf.take(version, _SHELF_SECONDS) if shelved else None
+        if not shelved:
+            buffer = np.empty(header.body, np.uint8)
+            self._channel.recv_body(header, [buffer])
+            weights = Weights(version, buffer)
+            if weights.digest == digest:
+                self._shelf.put(weights)
+            else:
+                logger.warning("the weights of version %d arrived damaged", version)
+                weights = None
+        if weights is None:  # a worker goes on with what it has, and asks for all of it
             with self._send_lock:
-                self._channel.send(Frame.PULL, dumps(version))
+                self._channel.send(Frame.PULL, dumps(True))
             return
         with self._changed:
             self._arrived = weights

@@ -66,9 +66,9 @@ PRESETS: dict[str, dict[str, Any]] = {
         "lr": 2e-3, "anneal": True, "n_step": 3, "tau": 0.02, "epsilon_steps": 10_000,
     },
     "LunarLander-v3": {
-        "total_steps": 1_000_000, "num_envs": 16, "lr": 1e-3, "anneal": True, "n_step": 3,
-        "rows_per_update": 16, "tau": 0.01, "capacity": 300_000, "min_rows": 5_000,
-        "epsilon_steps": 100_000, "log_every": 5_000, "checkpoint_every": 50_000,
+        "total_steps": 1_000_000, "num_envs": 16, "lr": 5e-4, "anneal": True, "n_step": 3,
+        "hidden": (256, 256), "capacity": 300_000, "min_rows": 5_000, "epsilon_end": 0.02,
+        "epsilon_steps": 80_000, "log_every": 5_000, "checkpoint_every": 50_000,
     },
     "Pong-v5": {
         # A stack of 4 needs 4 frames beside the rows of each fragment: longer ones need fewer.

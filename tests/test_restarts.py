@@ -188,3 +188,19 @@ def test_shards_double_up_when_workers_are_fewer() -> None:
             assert restarted(collector, batches, 1)
             assert len(client.nthreads()) == 1
         check(batches)
+
+
+def test_two_shards_in_one_process_pull_once() -> None:
+    with clusterenv.connect("local", n_workers=2) as client, collecting(client) as collector:
+        collector.rollout()
+        client.cluster.scale(1)
+        while collector.stats().restarts == 0:
+            collector.rollout()
+        nbytes = collector._publisher.newest.buffer.nbytes
+        before = collector.stats()
+        for version in (1, 2, 3):
+            assert collector.publish(policy()) == version
+            assert [batch.policy_version for batch in collector.rollout()] == [version] * 2
+        after = collector.stats()
+        assert after.pulls - before.pulls == 6
+        assert after.weight_bytes - before.weight_bytes == 3 * nbytes
