@@ -10,7 +10,8 @@ least: the others act at random too often to say how good the network is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +20,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from clusterenv.errors import ClusterEnvError
 from clusterenv.fragment import Fragment
 from clusterenv.policies import Context, Decision, EpsilonGreedy
 from clusterenv.schema import Column
-from pipelines import dqn
+from pipelines import dqn, options
 from pipelines.dqn import Arrangement, Result
 from pipelines.learner_args import LearnerArgs, refused
 
@@ -164,10 +166,15 @@ def train(args: Args) -> Result:
     return dqn.train(args, APEX)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Read the command line and train."""
-    dqn.command(Args, PRESETS, APEX, __doc__)
+    train(
+        options.read(Args, argv, presets=PRESETS, description=__doc__, prog="clusterenv train apex")
+    )
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ClusterEnvError as error:
+        sys.exit(f"apex: {error}")

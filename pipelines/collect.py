@@ -12,7 +12,7 @@ import contextlib
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
-import tyro
 
 import clusterenv
 from clusterenv import Batch
 from clusterenv.errors import ClusterEnvError, ConfigError
 from clusterenv.policies import EpsilonGreedy, Policy, Random
 from clusterenv.store import Journal, Stack
+from pipelines import options
 from pipelines.agents import PPOAgent
 from pipelines.episodes import Episodes, Intake, mean
 from pipelines.q_networks import QNetwork, stack_of
@@ -301,13 +301,13 @@ class Line:
             print(text, flush=True)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Read the command line and collect."""
-    try:
-        collect(tyro.cli(Args, description=__doc__))
-    except ClusterEnvError as error:
-        sys.exit(f"collect: {error}")
+    collect(options.read(Args, argv, description=__doc__, prog="clusterenv collect"))
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ClusterEnvError as error:
+        sys.exit(f"collect: {error}")

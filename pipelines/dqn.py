@@ -8,7 +8,6 @@ learner are committed together.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import copy
 import math
@@ -20,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import tyro
 from torch import Tensor, nn
 
 import clusterenv
 from clusterenv.errors import ClusterEnvError
 from clusterenv.policies import EpsilonGreedy
 from clusterenv.store import NStep, Prioritized, Ratio, ReplayStore, Uniform
+from pipelines import options
 from pipelines.episodes import Episodes, Intake, mean
 from pipelines.learner_args import FREE, LearnerArgs, refused, survival, sync_rule
 from pipelines.q_networks import QNetwork, stack_of
@@ -444,27 +443,15 @@ def train(args: LearnerArgs, arrangement: Arrangement = DQN) -> Result:
     )
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Read the command line and train."""
-    command(Args, PRESETS, DQN, __doc__)
-
-
-def command(
-    kind: type[LearnerArgs],
-    presets: Mapping[str, Mapping[str, Any]],
-    arrangement: Arrangement,
-    description: str | None,
-) -> None:
-    """Read the command line, beginning with what suits the environment, and train."""
-    peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    peek.add_argument("--env", default=kind.env)
-    env = peek.parse_known_args()[0].env
-    try:
-        default = kind(**{"env": env, **presets.get(env, {})})
-        train(tyro.cli(kind, default=default, description=description), arrangement)
-    except ClusterEnvError as error:
-        sys.exit(f"{arrangement.name}: {error}")
+    train(
+        options.read(Args, argv, presets=PRESETS, description=__doc__, prog="clusterenv train dqn")
+    )
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ClusterEnvError as error:
+        sys.exit(f"dqn: {error}")

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import math
@@ -13,24 +12,23 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import gymnasium as gym
 import torch
-import tyro
 from torch import Tensor, nn
 
 import clusterenv
 from clusterenv.errors import ClusterEnvError, ConfigError
 from clusterenv.store import Rollout, RolloutStore
 from clusterenv.sync import SyncRule
-from pipelines import gae
+from pipelines import gae, options
 from pipelines.agents import PPOAgent
 from pipelines.run import Interrupt, Run
 from pipelines.running import RewardScaler
+from pipelines.spaces import spaces_of
 
 __all__ = ["Args", "PPOAgent", "Result", "preset", "train"]
 
@@ -208,8 +206,8 @@ def train(args: Args) -> Result:
     stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     out = args.out or Path("runs") / f"ppo-{args.env.replace('/', '-')}-{args.seed}-{stamp}"
     run = Run(out, COLUMNS, resume=args.resume, quiet=args.quiet)
-    with contextlib.closing(gym.make(args.env)) as env:  # only for its spaces
-        agent = PPOAgent(env.observation_space, env.action_space, args.hidden, args.normalize_obs)
+    spaces = spaces_of(args.env, args.engine)
+    agent = PPOAgent(*spaces, args.hidden, args.normalize_obs)
     optimizer = torch.optim.Adam(agent.parameters(), args.lr, eps=1e-5, fused=True)
     scales = agent.log_std is not None if args.scale_rewards is None else args.scale_rewards
     scaler = RewardScaler(args.num_envs, args.gamma) if scales else None
@@ -340,16 +338,15 @@ def sync_rule(args: Args) -> SyncRule:
     return rules[args.sync]
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Read the command line and train."""
-    peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    peek.add_argument("--env", default=Args.env)
-    try:
-        defaults = preset(peek.parse_known_args()[0].env)
-        train(tyro.cli(Args, default=defaults, description=__doc__))
-    except ClusterEnvError as error:
-        sys.exit(f"ppo: {error}")
+    train(
+        options.read(Args, argv, presets=PRESETS, description=__doc__, prog="clusterenv train ppo")
+    )
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ClusterEnvError as error:
+        sys.exit(f"ppo: {error}")

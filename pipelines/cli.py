@@ -1,0 +1,160 @@
+"""The command ``clusterenv``: train, collect, doctor, inspect, plot, bench."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from clusterenv import __version__
+from clusterenv.errors import ClusterEnvError, ConfigError
+
+__all__ = ["COMMANDS", "main"]
+
+DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+class Command(NamedTuple):
+    """One thing that can be done."""
+
+    about: str
+    run: Callable[[Sequence[str]], int | None]
+    options: str = ""
+    """Module whose ``Args`` has the options."""
+
+
+def _pipeline(name: str) -> Callable[[Sequence[str]], None]:
+    def run(words: Sequence[str]) -> None:
+        importlib.import_module(f"pipelines.{name}").main(words)
+
+    return run
+
+
+def _doctor(words: Sequence[str]) -> int:
+    from clusterenv import doctor
+
+    return doctor.main(words)
+
+
+def _inspect(words: Sequence[str]) -> None:
+    from pipelines import inspection, options
+
+    words = ["--run", *words] if words and not words[0].startswith("-") else words
+    args = options.read(
+        inspection.Args, words, description=inspection.__doc__, prog="clusterenv inspect"
+    )
+    for name, value in inspection.describe(args.run):
+        print(f"{name:>13}  {value}")
+
+
+def _plot(words: Sequence[str]) -> None:
+    from pipelines import options, plot
+
+    args = options.read(plot.Args, words, description=plot.__doc__, prog="clusterenv plot")
+    print(plot.draw(args.runs, args.out))
+
+
+def _bench(words: Sequence[str]) -> int:
+    known = ("step", "collect", "replay")
+    if not words or words[0] not in known:
+        raise ConfigError(f"bench {' '.join(words[:1])}: one of {', '.join(known)}; bench collect")
+    script = Path("benchmarks") / f"{words[0]}.py"
+    if not script.is_file():
+        raise ConfigError(f"{script} is not here: benchmarks run in a clone of the repository")
+    return subprocess.run([sys.executable, str(script), *words[1:]]).returncode
+
+
+COMMANDS = {
+    "train ppo": Command("train by PPO, the policy beside the simulation", _pipeline("ppo"), "ppo"),
+    "train dqn": Command("train by double DQN from a replay store", _pipeline("dqn"), "dqn"),
+    "train apex": Command("train by Ape-X, many explorers", _pipeline("apex"), "apex"),
+    "collect": Command("collect a dataset with no learner", _pipeline("collect"), "collect"),
+    "doctor": Command("say whether a cluster is ready, and what to change", _doctor),
+    "inspect": Command("say what is in a run or a store", _inspect, "inspection"),
+    "plot": Command("draw runs over each other", _plot, "plot"),
+    "bench": Command("measure: step, collect or replay", _bench),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Do what the words say; return the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_help())
+        return DONE if words else USAGE
+    if words[0] in ("-V", "--version"):
+        print(__version__)
+        return DONE
+    if words[0] == "completion":
+        print(completion())
+        return DONE
+    name = next((name for name in COMMANDS if name.split() == words[: len(name.split())]), None)
+    if name is None:
+        print(f"clusterenv: {_unknown(words)}", file=sys.stderr)
+        return USAGE
+    try:
+        return COMMANDS[name].run(words[len(name.split()) :]) or DONE
+    except ConfigError as error:
+        print(f"clusterenv {name}: {error}", file=sys.stderr)
+        return USAGE
+    except ClusterEnvError as error:
+        print(f"clusterenv {name}: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print(f"clusterenv {name}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def completion() -> str:
+    """Return a script that completes commands and options in bash: ``source`` it."""
+    firsts = sorted({name.split()[0] for name in COMMANDS})
+    cases = [f'    train) words="{" ".join(n.split()[1] for n in COMMANDS if " " in n)}" ;;']
+    for name, command in COMMANDS.items():
+        if command.options:
+            fields = dataclasses.fields(
+                importlib.import_module(f"pipelines.{command.options}").Args
+            )
+            flags = " ".join(f"--{field.name.replace('_', '-')}" for field in fields)
+            cases.append(f'    "{name}"*) words="{flags}" ;;')
+    return "\n".join(
+        [
+            "_clusterenv() {",
+            '  local before="${COMP_WORDS[*]:1:COMP_CWORD-1}" words',
+            '  case "$before" in',
+            f'    "") words="{" ".join(firsts)}" ;;',
+            *cases,
+            "  esac",
+            '  COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))',
+            "}",
+            "complete -o default -F _clusterenv clusterenv",
+        ]
+    )
+
+
+def _help() -> str:
+    lines = ["usage: clusterenv COMMAND [OPTIONS]", ""]
+    lines += [f"  {name:<12} {command.about}" for name, command in COMMANDS.items()]
+    lines += [
+        "",
+        "clusterenv COMMAND --help tells a command's options;",
+        "source <(clusterenv completion) completes them in bash.",
+        "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.",
+    ]
+    return "\n".join(lines)
+
+
+def _unknown(words: Sequence[str]) -> str:
+    said = words[0] if words[0] in COMMANDS else " ".join(words[:2])
+    close = difflib.get_close_matches(said, COMMANDS, n=1)
+    close = close or difflib.get_close_matches(words[0], COMMANDS, n=1)
+    hint = f"did you mean 'clusterenv {close[0]}'?" if close else "clusterenv --help lists them"
+    return f"{said!r} is no command; {hint}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""What is in a run or a store: rows, episodes, returns, versions, size, and whether it is whole."""
+
+from __future__ import annotations
+
+import csv
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clusterenv import open_dataset
+from clusterenv.errors import ClusterEnvError, ConfigError
+from clusterenv.store.journal import read_manifest
+from clusterenv.store.reading import without_damaged
+
+__all__ = ["Args", "describe"]
+
+
+@dataclass(frozen=True)
+class Args:
+    """What to look at."""
+
+    run: Path  # directory of a run, of a collection or of a saved store
+
+
+def describe(run: Path) -> list[tuple[str, str]]:
+    """Return what there is to say of a run or a store, as names and values.
+
+    Raises
+    ------
+    ConfigError
+        If the directory holds neither.
+    """
+    store = next((d for d in (run, run / "replay") if (d / "manifest.json").is_file()), None)
+    progress = run / "progress.csv"
+    if store is None and not progress.is_file():
+        raise ConfigError(
+            f"{run} holds no run and no store; a run has a progress.csv, a store a manifest.json: "
+            "clusterenv inspect runs/dqn-CartPole-v1-seed1"
+        )
+    lines = [*(_progress(progress) if progress.is_file() else [])]
+    if store is not None:
+        lines += _store(store)
+    files = [path for path in run.rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in files)
+    newest = max((path.stat().st_mtime for path in files), default=time.time())
+    lines.append(("size", f"{size / 1e6:,.1f} MB in {len(files)} files"))
+    lines.append(("last written", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(newest))))
+    return lines
+
+
+def _progress(path: Path) -> list[tuple[str, str]]:
+    with path.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if None not in row.values()]
+    if not rows:
+        return [("progress", "nothing logged yet")]
+    last = rows[-1]
+    returns = [float(row["mean_return"]) for row in rows]
+    finite = [value for value in returns if math.isfinite(value)]
+    return [
+        ("steps", f"{int(float(last['steps'])):,} in {float(last['seconds']):,.0f} s"),
+        ("return", f"{returns[-1]:.1f}, best {max(finite, default=math.nan):.1f} (mean of 100)"),
+        ("policy", f"version {last['version']}, {last['pulls']} pulls, lag {last['lag_mean']}"),
+    ]
+
+
+def _store(directory: Path) -> list[tuple[str, str]]:
+    manifest = read_manifest(directory)
+    note: Any = manifest.note or {}
+    whole = without_damaged(directory, manifest)
+    damaged = [s.file for s in manifest.segments if s not in whole.segments]
+    lines: list[tuple[str, str]] = []
+    if "args" in note:
+        args = note["args"]
+        lines.append(("environment", str(args.get("env"))))
+        if "finished" in note:
+            lines.append(
+                ("finished", "yes" if note["finished"] else "no: the same command goes on")
+            )
+    if damaged:
+        lines.append(("health", f"damaged: {', '.join(damaged)}; the rest is readable"))
+        return lines
+    try:
+        names = ["shard", "incarnation", "env", "episode", "step", "reward", "version"]
+        names += ["terminated", "truncated"]
+        table = open_dataset(directory).to_table(columns=names)
+    except ClusterEnvError as error:
+        return [*lines, ("health", str(error))]
+    lines.append(("health", "every file is whole"))
+    if not table.num_rows:
+        return [*lines, ("rows", "0")]
+    columns = {name: table[name].to_numpy() for name in names}
+    ended = int((columns["terminated"] | columns["truncated"]).sum())
+    places = np.unique(columns["shard"].astype(np.int64) << 32 | columns["incarnation"])
+    versions = columns["version"]
+    envs = len(np.unique(columns["env"]))
+    return [
+        *lines,
+        ("rows", f"{table.num_rows:,} of {envs} environments and {len(places)} incarnations"),
+        ("episodes", f"{ended:,} ended, {int(columns['truncated'].sum()):,} of them truncated"),
+        ("versions", f"{versions.min()} to {versions.max()}"),
+        ("reward", f"{columns['reward'].mean():.4g} a step"),
+    ]

@@ -1,0 +1,106 @@
+"""Options of a command: from its dataclass, what suits the environment, a file, and the line."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tyro
+import yaml
+
+from clusterenv.errors import ConfigError
+
+__all__ = ["from_file", "read"]
+
+Options = TypeVar("Options")
+
+HINT = "Options can come from a file too: --options FILE, in YAML, as in 'num_envs: 32'."
+
+
+def read(
+    kind: type[Options],
+    argv: Sequence[str] | None,
+    *,
+    presets: Mapping[str, Mapping[str, Any]] | None = None,
+    description: str | None = None,
+    prog: str | None = None,
+) -> Options:
+    """Return the options that a command line gives.
+
+    Parameters
+    ----------
+    kind
+        The dataclass that is the single source of the options.
+    argv
+        The words after the command; by default those of this process.
+    presets
+        What suits an environment, by its id.
+    description, prog
+        For ``--help``.
+
+    Raises
+    ------
+    ConfigError
+        If the file of ``--options`` names something else, or cannot be read.
+    """
+    peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    peek.add_argument("--options", type=Path)
+    known, words = peek.parse_known_args(argv)
+    given = {} if known.options is None else from_file(kind, known.options)
+    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    values: dict[str, Any] = {
+        name: tyro.MISSING
+        for name, field in fields.items()
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    }
+    if presets is not None:
+        peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        peek.add_argument("--env", default=given.get("env", fields["env"].default))
+        env = peek.parse_known_args(words)[0].env
+        values |= {**presets.get(env, {}), "env": env}
+    default = kind(**{**values, **given})
+    text = f"{(description or '').strip()}\n\n{HINT}"
+    return tyro.cli(kind, default=default, args=words, description=text, prog=prog)
+
+
+def from_file(kind: type[Any], path: Path) -> dict[str, Any]:
+    """Return the options in a YAML file, by the names of the dataclass's fields.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be read, or names no option.
+    """
+    try:
+        found = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"--options {path} cannot be read: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--options {path} is not YAML: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"--options {path} holds no names and values, such as 'num_envs: 32'")
+    types = typing.get_type_hints(kind)
+    options: dict[str, Any] = {}
+    for name, value in found.items():
+        field = str(name).replace("-", "_")
+        if field not in types:
+            close = difflib.get_close_matches(field, types, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"one of {', '.join(types)}"
+            raise ConfigError(f"--options {path}: {name!r} is no option; {hint}")
+        options[field] = _cast(value, str(types[field]))
+    return options
+
+
+def _cast(value: Any, kind: str) -> Any:
+    if isinstance(value, list):
+        return tuple(value)
+    if "Path" in kind and isinstance(value, str):
+        return Path(value)
+    if "float" in kind and isinstance(value, (int, str)) and not isinstance(value, bool):
+        return float(value)  # YAML takes 1e-3 for a string
+    return value

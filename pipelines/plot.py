@@ -1,0 +1,76 @@
+"""Draws runs over each other: return, pulls, lag and throughput."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib as mpl
+import tyro
+from matplotlib.figure import Figure
+
+from clusterenv.errors import ConfigError
+
+__all__ = ["Args", "draw"]
+
+PANELS = {
+    "mean_return": "mean return of 100 episodes",
+    "pulls": "pulls",
+    "lag_mean": "versions behind, mean",
+    "steps_per_second": "steps per second",
+}
+
+
+@dataclass(frozen=True)
+class Args:
+    """What to draw, and where."""
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]  # directories of runs, or progress.csv files
+    out: Path = Path("plot.png")  # the picture: .png, .svg or .pdf
+
+
+def draw(runs: Sequence[Path], out: Path) -> Path:
+    """Draw four panels with a line per run; return the picture's path.
+
+    Raises
+    ------
+    ConfigError
+        If something is no run, or the picture's ending is unknown.
+    """
+    if not runs:
+        raise ConfigError("name at least one run: clusterenv plot runs/a runs/b --out both.png")
+    if out.suffix not in (".png", ".svg", ".pdf"):
+        raise ConfigError(f"--out {out}: the picture must end in .png, .svg or .pdf")
+    curves = {_name(run): _read(run) for run in runs}
+    figure = Figure(figsize=(11, 7), dpi=120, layout="constrained")
+    for axes, (column, title) in zip(figure.subplots(2, 2).flat, PANELS.items(), strict=True):
+        for index, (name, rows) in enumerate(curves.items()):
+            points = [(float(r["steps"]), float(r[column])) for r in rows if r.get(column)]
+            points = [point for point in points if math.isfinite(point[1])]
+            if points:
+                colour = mpl.colormaps["viridis"](index / max(1, len(curves) - 1) * 0.85)
+                axes.plot(*zip(*points, strict=True), color=colour, label=name)
+        axes.set(xlabel="environment steps", title=title)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].legend(frameon=False, fontsize="small")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out)
+    return out
+
+
+def _name(run: Path) -> str:
+    return run.parent.name if run.name == "progress.csv" else run.stem if run.suffix else run.name
+
+
+def _read(run: Path) -> list[dict[str, str]]:
+    path = run / "progress.csv" if run.is_dir() else run
+    if not path.is_file():
+        raise ConfigError(f"{run} is no run: it has no progress.csv; clusterenv plot runs/mine")
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        if "steps" not in (reader.fieldnames or ()):
+            raise ConfigError(f"{path} has no column 'steps'; clusterenv plot runs/mine")
+        return [row for row in reader if None not in row.values()]

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from clusterenv.errors import ConfigError
+from pipelines import cli, options
+from pipelines.collect import Args as CollectArgs
+from pipelines.dqn import PRESETS, Args
+
+
+def test_help_lists_every_command_and_its_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in cli.COMMANDS)
+    assert cli.main([]) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["tran", "dqn"], "did you mean 'clusterenv train dqn'?"),
+        (["train", "dqm"], "did you mean 'clusterenv train dqn'?"),
+        (["inspct", "runs/x"], "did you mean 'clusterenv inspect'?"),
+        (["zzz"], "clusterenv --help lists them"),
+    ],
+)
+def test_a_typing_error_gets_the_nearest_name(
+    words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words) == 2
+    assert hint in capsys.readouterr().err
+
+
+def test_options_come_from_the_line_the_file_the_environment_and_the_dataclass(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "options.yaml"
+    file.write_text("num-envs: 4\nlr: 1e-2\nhidden: [32]\nout: runs/x\n")
+    words = ["--env", "LunarLander-v3", "--options", str(file), "--num-envs", "6"]
+    args = options.read(Args, words, presets=PRESETS)
+    assert args.num_envs == 6
+    assert (args.lr, args.hidden, args.out) == (0.01, (32,), Path("runs/x"))
+    assert args.capacity == PRESETS["LunarLander-v3"]["capacity"]
+    assert args.gamma == Args().gamma
+    file.write_text("env: LunarLander-v3\n")
+    args = options.read(Args, ["--options", str(file)], presets=PRESETS)
+    assert (args.env, args.total_steps) == ("LunarLander-v3", 1_000_000)
+    collect = options.read(CollectArgs, ["--env", "CartPole-v1", "--out", "x"])
+    assert (collect.env, collect.policy) == ("CartPole-v1", "random")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("num_env: 4", "'num_env' is no option; did you mean 'num_envs'?"),
+        ("[1, 2]", "holds no names and values"),
+        ("a: [", "is not YAML"),
+    ],
+)
+def test_a_bad_file_is_refused_with_the_reason(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "options.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
+        options.read(Args, ["--options", str(file)], presets=PRESETS)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        options.read(Args, ["--options", str(tmp_path / "none")], presets=PRESETS)
+
+
+def test_a_run_is_inspected_and_plotted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    words = ["--env", "CartPole-v1", "--total-steps", "1500", "--log-every", "500", "--shards", "1"]
+    assert cli.main(["train", "dqn", *words, "--out", str(out), "--quiet"]) == 0
+    assert cli.main(["inspect", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert "every file is whole" in shown
+    assert "CartPole-v1" in shown
+    picture = tmp_path / "picture.svg"
+    assert cli.main(["plot", str(out), str(out / "progress.csv"), "--out", str(picture)]) == 0
+    assert picture.read_text().startswith("<?xml")
+    (segment, *_) = (out / "replay").glob("*.arrow")
+    segment.write_bytes(segment.read_bytes()[:-9])
+    assert cli.main(["inspect", str(out)]) == 0
+    assert f"damaged: {segment.name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["inspect", "nowhere"],
+        ["plot", "nowhere"],
+        ["plot", "nowhere", "--out", "x.gif"],
+        ["bench", "nothing"],
+        ["train", "ppo", "--env", "CartPool-v1"],
+        ["train", "dqn", "--batch", "0"],
+    ],
+)
+def test_bad_words_are_refused_at_once(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(words) in (1, 2)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_bash_completes_commands_and_options() -> None:
+    script = (
+        cli.completion()
+        + """
+complete_words() {
+  COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _clusterenv; echo "${COMPREPLY[*]}"
+}
+complete_words clusterenv tr
+complete_words clusterenv train a
+complete_words clusterenv train dqn --env CartPole-v1 --rows-
+"""
+    )
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["train", "apex", "--rows-per-update"], done.stderr
