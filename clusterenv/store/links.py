@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
@@ -15,15 +17,30 @@ Ints = npt.NDArray[np.int64]
 _ENVS = 1 << 24  # more than there will be; a wrong number must not take all memory
 
 
+@dataclass(slots=True)
+class _Group:
+    """Environments that come together, in one order: where they all ended last time."""
+
+    at: slice
+    source: int
+    row: int
+    """Number of the first one's newest row; those of the others follow it."""
+    episodes: bytes
+    steps: bytes
+    """Steps that would follow."""
+    noted: bool = True
+    """Whether the table of all environments says the same."""
+
+
 class Links:
     """The newest row of every environment: its number, and where it is from."""
 
     def __init__(self) -> None:
         self._row = self._place = self._source = np.empty(0, np.int64)
         self._sources: dict[tuple[int, int], int] = {}
-        self._known: dict[bytes, slice | Ints] = {}
+        self._groups: dict[bytes, _Group] = {}
 
-    def add(self, batch: Batch, start: int, first: int) -> tuple[Ints, Ints]:
+    def add(self, batch: Batch, start: int, first: int) -> tuple[range, range] | tuple[Ints, Ints]:
         """Take a batch whose rows begin at ``start``; return which rows go on from which.
 
         A row goes on from another if both are of one episode, one incarnation of one shard,
@@ -32,14 +49,43 @@ class Links:
         Returns
         -------
         before, after
-            Numbers of rows.
+            Numbers of rows; as ranges if all environments go on.
         """
-        width, end = batch.num_envs, start + batch.num_rows
-        env = batch.flat("env")[:width]
+        width, last = batch.num_envs, start + batch.num_rows - batch.num_envs
         source = self._sources.setdefault((batch.shard, batch.incarnation), len(self._sources))
+        env = batch.flat("env")[:width]
+        key = env.tobytes()
+        group = self._groups.get(key)
+        episode, step = batch.flat("episode"), batch.flat("step")
+        if (
+            group is not None
+            and group.source == source
+            and group.row >= first
+            and group.steps == step[:width].tobytes()
+            and group.episodes == episode[:width].tobytes()
+        ):
+            before = range(group.row, group.row + width)
+            group.row, group.noted = last, False
+            group.episodes = episode[-width:].tobytes()
+            group.steps = (step[-width:] + 1).tobytes()
+            return before, range(start, start + width)
+        self._note_all(episode.dtype, step.dtype)
+        at = self._at(env) if group is None else group.at
+        pairs = self._compare(batch, at, env, source, start, first)
+        if isinstance(at, slice):
+            self._groups[key] = _Group(
+                *(at, source, last),
+                *(episode[-width:].tobytes(), (step[-width:] + 1).tobytes()),
+            )
+        return pairs
+
+    def _compare(
+        self, batch: Batch, at: slice | Ints, env: Column, source: int, start: int, first: int
+    ) -> tuple[Ints, Ints]:
+        """Compare each environment by itself with where it ended."""
+        width, end = batch.num_envs, start + batch.num_rows
         heads = _places(batch, slice(width))
         ends = _places(batch, slice(batch.num_rows - width, None))
-        at = self._at(env)
         before, place = self._row[at], self._place[at]
         goes_on = self._source[at] == source
         if not isinstance(at, slice):
@@ -57,23 +103,32 @@ class Links:
         self._place[at], self._source[at] = ends, source
         return pairs
 
+    def _note_all(self, episode: np.dtype[np.int64], step: np.dtype[np.int64]) -> None:
+        """Bring the table of all environments up to date."""
+        for group in self._groups.values():
+            if not group.noted:
+                self._row[group.at] = np.arange(group.row, group.row + len(self._row[group.at]))
+                steps = np.frombuffer(group.steps, step).astype(np.int64)
+                self._place[group.at] = _place(np.frombuffer(group.episodes, episode), steps - 1)
+                self._source[group.at] = group.source
+                group.noted = True
+
     def _at(self, env: Column) -> slice | Ints:
-        """Return where environments are; mostly these are neighbours, and always the same."""
-        key = env.tobytes()
-        known = self._known.get(key)
-        if known is not None:
-            return known
+        """Return where environments are; mostly these are neighbours."""
         low, high = int(env.min()), int(env.max())
         if not 0 <= low <= high < _ENVS:
             raise ConfigError(
                 f"the column 'env' goes from {low} to {high}; it numbers all environments, from 0"
             )
         self._grow(high + 1)
+        # No environment is in two groups.
+        self._groups = {
+            key: group
+            for key, group in self._groups.items()
+            if group.at.stop <= low or group.at.start > high
+        }
         neighbours = (env[1:] == env[:-1] + 1).all()
-        at = slice(low, high + 1) if neighbours else env.astype(np.int64)
-        if neighbours:
-            self._known[key] = at
-        return at
+        return slice(low, high + 1) if neighbours else env.astype(np.int64)
 
     def _grow(self, envs: int) -> None:
         missing = envs - len(self._row)
@@ -86,7 +141,11 @@ class Links:
 
 def _places(batch: Batch, rows: slice) -> Ints:
     """Return episode and step of rows as one number; the next step's is one more."""
-    episode = batch.flat("episode")[rows].astype(np.int64)
-    episode <<= 32
-    episode += batch.flat("step")[rows]
-    return episode
+    return _place(batch.flat("episode")[rows], batch.flat("step")[rows])
+
+
+def _place(episode: Column, step: Column) -> Ints:
+    place = episode.astype(np.int64)
+    place <<= 32
+    place += step
+    return place

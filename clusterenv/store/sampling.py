@@ -202,7 +202,9 @@ class Replay:
             ring = self._ring
             if ring is None or not len(ring):
                 raise EmptyStore("the store holds no rows; add a batch first: store.add(batch)")
-            also = tuple(name for name in columns if name not in ring.specs.obs)
+            also = tuple(columns)
+            if also:
+                also = tuple(name for name in also if name not in ring.specs.obs)
             for name in also:
                 if name not in ring.columns:
                     raise ConfigError(
@@ -210,7 +212,7 @@ class Replay:
                     )
             if n is not None:
                 self._sample_rows = max(self._sample_rows, n)
-                if not self.may_sample(n):
+                if self.ratio is not None and not self.may_sample(n):
                     raise RatioError(
                         f"the learner is ahead: {self._added:,} rows were added and "
                         f"{self._sampled:,} sampled, with {self.ratio}; add a batch before "
@@ -250,8 +252,9 @@ class Replay:
             self._check_open()
             if self._ring is None:
                 raise EmptyStore("the store holds no rows; add a batch first: store.add(batch)")
-            if not np.issubdtype(rows.dtype, np.integer) or (
-                len(rows) and not (rows.min() >= 0 and rows.max() < self._added)
+            if rows.dtype.kind not in "iu" or (
+                len(rows)
+                and not (np.minimum.reduce(rows) >= 0 and np.maximum.reduce(rows) < self._added)
             ):
                 raise ConfigError(
                     f"indices are those of a sample, from 0 to {self._added - 1:,}, got {rows}: "

@@ -68,8 +68,13 @@ class Specs:
                     "the batches of a Collector"
                 )
 
-    def check(self, batch: Batch) -> None:
+    def check(self, batch: Batch) -> bool:
         """Raise unless a batch has these columns, all of them for all of its rows.
+
+        Returns
+        -------
+        through
+            Whether no episode ends in the batch, and only its last time row has tails, in order.
 
         Raises
         ------
@@ -81,6 +86,8 @@ class Specs:
         """
         if not self._fits(batch):
             raise self._fault(batch)
+        if _goes_through(batch):
+            return True
         width = batch.num_envs
         ends = batch.flat("terminated") | batch.flat("truncated")
         ends[-width:] = True
@@ -92,6 +99,7 @@ class Specs:
                 f"shard {batch.shard} ends: tail_rows must name the row, and tail hold the "
                 "observation"
             )
+        return False
 
     @functools.cached_property
     def _wanted(self) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
@@ -143,6 +151,17 @@ class Specs:
             f"a batch of {rows} rows of {width} environments: there are no rows, or not as many of "
             "each; a store takes the batches of a Collector"
         )
+
+
+def _goes_through(batch: Batch) -> bool:
+    """Whether no episode ends in a batch, and only its last time row has tails, in order."""
+    rows, width, tails = batch.num_rows, batch.num_envs, batch.tail_rows
+    return (
+        len(tails) == width
+        and not np.count_nonzero(batch.flat("terminated"))
+        and not np.count_nonzero(batch.flat("truncated"))
+        and tails.tobytes() == np.arange(rows - width, rows, dtype=tails.dtype).tobytes()
+    )
 
 
 def specs_of(batch: Batch) -> Specs:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from clusterenv.batch import Batch
 from clusterenv.errors import ConfigError, EmptyStore
 from clusterenv.store.ring import Block, Ints, Ring
-from clusterenv.store.samplers.base import Draw, Numbers, Transitions, wanted
+from clusterenv.store.samplers.base import Draw, Numbers, Transitions, equal_weights, wanted
 from clusterenv.store.sum_tree import SumTree
 
 __all__ = ["Prioritized", "Uniform"]
@@ -39,7 +39,9 @@ class Uniform(Transitions):
         count = wanted(n, "Uniform")
         if self.replace:
             # Twice as fast as rng.integers, and as even: a store is far smaller than 2^53.
-            rows = (rng.random(count) * len(self.ring)).astype(np.int64)
+            parts = rng.random(count)
+            parts *= len(self.ring)
+            rows = parts.astype(np.int64)
             rows += self.ring.first
         elif count > len(self.ring):
             raise EmptyStore(
@@ -48,7 +50,7 @@ class Uniform(Transitions):
             )
         else:
             rows = self.ring.first + rng.choice(len(self.ring), count, replace=False)
-        return Draw(rows, np.ones(count, np.float32))
+        return Draw(rows, equal_weights(count))
 
 
 class Prioritized(Transitions):
@@ -128,10 +130,12 @@ class Prioritized(Transitions):
         total = tree.total
         if not total > 0:
             raise EmptyStore("no row has a priority yet; add a batch first: store.add(batch)")
-        strata = (np.arange(count) + rng.random(count)) * (total / count)
+        strata = rng.random(count)
+        strata += np.arange(count)
+        strata *= total / count
         slots = tree.find(strata)
         powers = tree.leaves.take(slots)
-        if not powers.all():  # a number at the very edge between two leaves
+        if np.count_nonzero(powers) < count:  # a number at the very edge between two leaves
             drawable = np.flatnonzero(tree.leaves)
             astray = np.flatnonzero(powers == 0)
             slots[astray] = drawable[
@@ -147,14 +151,15 @@ class Prioritized(Transitions):
         return Draw(rows[at], self._weights(powers[at]))
 
     def _weights(self, powers: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-        weights = (powers * (len(self.ring) / self._tree.total)) ** -self.beta
-        weights /= weights.max()
+        weights = powers * (len(self.ring) / self._tree.total)
+        np.power(weights, -self.beta, out=weights)
+        weights /= np.maximum.reduce(weights)
         return weights.astype(np.float32)
 
     def update(self, rows: Ints, priorities: Numbers) -> None:
         values = self._check(priorities, "priorities")
         live = rows >= self.ring.first
-        if not live.all():
+        if np.count_nonzero(live) < len(live):
             rows, values = rows[live], values[live]
         self._tree.put(self.ring.slots(rows), self._powers(values))
 
@@ -172,12 +177,14 @@ class Prioritized(Transitions):
     def _powers(self, priorities: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         values = priorities + self.epsilon
         if len(values):
-            self._largest = max(self._largest, float(values.max()))
+            self._largest = max(self._largest, float(np.maximum.reduce(values)))
         return values**self.alpha
 
     def _check(self, priorities: Numbers, what: str) -> npt.NDArray[np.float64]:
         values = np.asarray(priorities, np.float64)
-        if len(values) and not (values.min() >= 0 and values.max() < np.inf):
+        if len(values) and not (
+            np.minimum.reduce(values) >= 0 and np.maximum.reduce(values) < np.inf
+        ):
             at = int(np.flatnonzero(~((values >= 0) & np.isfinite(values)))[0])
             raise ConfigError(
                 f"{what}[{at}] is {values[at]}; they are absolute errors, finite and not "

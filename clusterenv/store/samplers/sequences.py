@@ -12,7 +12,7 @@ from clusterenv.batch import Batch
 from clusterenv.errors import ConfigError, EmptyStore
 from clusterenv.schema import Column
 from clusterenv.store.ring import STEP_COLUMNS, Block, Ints, Ring
-from clusterenv.store.samplers.base import Draw, Numbers, Transitions, next_of, wanted
+from clusterenv.store.samplers.base import Draw, Numbers, Transitions, wanted
 from clusterenv.store.samplers.rows import Prioritized
 
 __all__ = ["Sequences"]
@@ -127,7 +127,7 @@ class Sequences(Transitions):
         found = self.ring.observations(flat)
         for name in (*STEP_COLUMNS, *columns):
             found[name] = self.ring.columns[name][flat]
-        found |= next_of(self.ring.observations(self.ring.next[flat]))
+        found |= self.ring.observations(self.ring.next[flat], "next_")
         shaped = {
             name: column.reshape(*mask.shape, *column.shape[1:]) for name, column in found.items()
         }
