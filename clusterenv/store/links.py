@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
@@ -17,19 +15,47 @@ Ints = npt.NDArray[np.int64]
 _ENVS = 1 << 24  # more than there will be; a wrong number must not take all memory
 
 
-@dataclass(slots=True)
 class _Group:
     """Environments that come together, in one order: where they all ended last time."""
 
-    at: slice
-    source: int
-    row: int
-    """Number of the first one's newest row; those of the others follow it."""
-    episodes: bytes
-    steps: bytes
-    """Steps that would follow."""
-    noted: bool = True
-    """Whether the table of all environments says the same."""
+    __slots__ = ("_dtypes", "_episodes", "_steps", "at", "noted", "row", "source")
+
+    def __init__(self, at: slice, batch: Batch) -> None:
+        self.at = at
+        self._dtypes = batch.flat("episode").dtype, batch.flat("step").dtype
+
+    def end_with(self, batch: Batch, source: int, row: int, noted: bool) -> None:
+        """Take the last time row of a batch, whose rows are numbered from ``row``."""
+        width = batch.num_envs
+        self.source = source
+        self.row = row
+        self.noted = noted  # in the table of all environments
+        self._episodes = batch.flat("episode")[-width:].tobytes()
+        self._steps = (batch.flat("step")[-width:] + 1).tobytes()
+
+    def go_on(self, batch: Batch, source: int, first: int) -> Ints | None:
+        """Return which environments a batch goes on with; ``None`` for all of them."""
+        width = batch.num_envs
+        episode, step = batch.flat("episode")[:width], batch.flat("step")[:width]
+        if source != self.source:
+            return np.empty(0, np.int64)
+        same = self._steps == step.tobytes() and self._episodes == episode.tobytes()
+        if same and self.row >= first:
+            return None
+        episodes, steps = self._ends()
+        goes_on = (episodes == episode) & (steps == step)
+        goes_on[: max(0, first - self.row)] = False
+        found: Ints = goes_on.nonzero()[0]
+        return found
+
+    def places(self) -> Ints:
+        """Return where the environments ended."""
+        return _place(*self._ends()) - 1
+
+    def _ends(self) -> tuple[Column, Column]:
+        """Return episodes, and the steps that would follow."""
+        episode, step = self._dtypes
+        return np.frombuffer(self._episodes, episode), np.frombuffer(self._steps, step)
 
 
 class Links:
@@ -56,27 +82,18 @@ class Links:
         env = batch.flat("env")[:width]
         key = env.tobytes()
         group = self._groups.get(key)
-        episode, step = batch.flat("episode"), batch.flat("step")
-        if (
-            group is not None
-            and group.source == source
-            and group.row >= first
-            and group.steps == step[:width].tobytes()
-            and group.episodes == episode[:width].tobytes()
-        ):
-            before = range(group.row, group.row + width)
-            group.row, group.noted = last, False
-            group.episodes = episode[-width:].tobytes()
-            group.steps = (step[-width:] + 1).tobytes()
-            return before, range(start, start + width)
-        self._note_all(episode.dtype, step.dtype)
-        at = self._at(env) if group is None else group.at
-        pairs = self._compare(batch, at, env, source, start, first)
-        if isinstance(at, slice):
-            self._groups[key] = _Group(
-                *(at, source, last),
-                *(episode[-width:].tobytes(), (step[-width:] + 1).tobytes()),
-            )
+        if group is not None:
+            at, row = group.go_on(batch, source, first), group.row
+            group.end_with(batch, source, last, noted=False)
+            if at is None:
+                return range(row, row + width), range(start, start + width)
+            return row + at, start + at
+        self._note_groups()
+        where = self._where(env)
+        pairs = self._compare(batch, where, env, source, start, first)
+        if isinstance(where, slice):
+            group = self._groups[key] = _Group(where, batch)
+            group.end_with(batch, source, last, noted=True)
         return pairs
 
     def _compare(
@@ -103,17 +120,16 @@ class Links:
         self._place[at], self._source[at] = ends, source
         return pairs
 
-    def _note_all(self, episode: np.dtype[np.int64], step: np.dtype[np.int64]) -> None:
+    def _note_groups(self) -> None:
         """Bring the table of all environments up to date."""
         for group in self._groups.values():
             if not group.noted:
-                self._row[group.at] = np.arange(group.row, group.row + len(self._row[group.at]))
-                steps = np.frombuffer(group.steps, step).astype(np.int64)
-                self._place[group.at] = _place(np.frombuffer(group.episodes, episode), steps - 1)
-                self._source[group.at] = group.source
+                at = group.at
+                self._row[at] = np.arange(group.row, group.row + at.stop - at.start)
+                self._place[at], self._source[at] = group.places(), group.source
                 group.noted = True
 
-    def _at(self, env: Column) -> slice | Ints:
+    def _where(self, env: Column) -> slice | Ints:
         """Return where environments are; mostly these are neighbours."""
         low, high = int(env.min()), int(env.max())
         if not 0 <= low <= high < _ENVS:

@@ -192,9 +192,10 @@ class Ring:
         ConfigError
             If the batch is larger than the ring.
         """
-        through = self._check(batch)
+        columns, through = self._check(batch)
         rows, width = batch.num_rows, batch.num_envs
-        tail_rows, tail = batch.tail_rows, batch.tail
+        tail_rows: Ints = batch.tail_rows
+        tail: Mapping[str, Column] = batch.tail
         if not through:
             tail_rows, tail = _ascending(tail_rows, tail)
         starts = stack_starts(batch) if self.stack is not None else None
@@ -209,8 +210,7 @@ class Ring:
             *(owners, tail_slots),
         )
         pieces = self._pieces(self.end, rows)
-        for name, column in self.columns.items():
-            given = batch.flat(name)
+        for (name, column), given in zip(self.columns.items(), columns, strict=True):
             if name in tail:
                 ends = tail[name]
                 if self.stack is not None:
@@ -230,11 +230,14 @@ class Ring:
 
     def _join(self, block: Block, before: range | Ints, after: range | Ints) -> None:
         """Let rows go on with others instead of what was given as their next observation."""
-        if isinstance(before, range):
-            links = np.arange(after[0], after[-1] + 1)
-            links %= self.capacity
-            for to, of in self._pieces(before[0], len(links)):
-                self.next[to] = links[of]
+        if isinstance(before, range) or isinstance(after, range):
+            assert isinstance(before, range)
+            assert isinstance(after, range)
+            start, count = after.start % self.capacity, len(before)
+            links = np.arange(start, start + count)
+            if start + count > self.capacity:
+                links %= self.capacity
+            self._put(self.next, before.start, links)
         elif len(before):
             self.next[before % self.capacity] = after % self.capacity
             if before.max() >= block.start:  # tracks of one batch
@@ -246,9 +249,9 @@ class Ring:
         """Frames of a stack besides the newest."""
         return 0 if self.stack is None else self.stack.size - 1
 
-    def _check(self, batch: Batch) -> bool:
-        """Raise if a batch cannot be taken; return whether its tracks all go through."""
-        through = self.specs.check(batch)
+    def _check(self, batch: Batch) -> tuple[list[Column], bool]:
+        """Raise if a batch cannot be taken; return what the check of its columns does."""
+        checked = self.specs.check(batch)
         if batch.num_rows > self.capacity:
             raise ConfigError(
                 f"a batch of {batch.num_rows:,} rows does not fit into capacity={self.capacity:,}: "
@@ -257,7 +260,7 @@ class Ring:
         if self.stack is not None:
             for name in self.specs.obs:
                 self.stack.check(batch, name, thorough=not self.end)
-        return through
+        return checked
 
     def _make_room(self, rows: int, beside: int) -> None:
         if beside > self.side:
@@ -302,17 +305,18 @@ class Ring:
         """
         start = self._side_end % self.side
         end = start + len(owners)
-        fits = end <= self.side
-        slots = np.arange(start, end)
-        if not fits:
-            slots %= self.side
         if self.stack is not None:  # only then are they not ascending
             owners = np.maximum(np.maximum.accumulate(owners), self._side_owner)
             self._side_owner = int(owners[-1])
-        self._side_row[slice(start, end) if fits else slots] = owners
         self._side_end += len(owners)
+        if end <= self.side:
+            self._side_row[start:end] = owners
+            start, end = start + self.capacity, end + self.capacity
+            return np.arange(start, end), slice(start, end)
+        slots = np.arange(start, end) % self.side
+        self._side_row[slots] = owners
         slots += self.capacity
-        return slots, slice(self.capacity + start, self.capacity + end) if fits else slots
+        return slots, slots
 
     def _take_side_of_stacks(self, starts: Ints, rows: int, width: int) -> Ints:
         """Return slots for the older frames of these rows, ``[starts, size - 1]``."""

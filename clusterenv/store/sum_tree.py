@@ -72,12 +72,16 @@ class SumTree:
             at = at >> _SHIFT
             level.add_up(at)
 
-    def put_range(self, start: int, end: int, values: npt.NDArray[Any] | float) -> None:
-        """Set neighbouring leaves."""
+    def put_range(
+        self, start: int, end: int, values: npt.NDArray[Any] | float, zeros: int = 0
+    ) -> None:
+        """Set neighbouring leaves, and as many as ``zeros`` after them to 0."""
+        self.leaves[start:end] = values
+        self.leaves[end : end + zeros] = 0
+        end += zeros
         if start >= end:
             return
         self._changed = True
-        self.leaves[start:end] = values
         for level in self._levels:
             start, end = start >> _SHIFT, -(-end // _FAN)
             level.add_up_range(start, end)

@@ -444,7 +444,7 @@ def test_a_file_that_cannot_be_as_large_is_refused(tmp_path: Path) -> None:
     store = ReplayStore(100_000, directory=tmp_path)
     with (
         no_file_larger_than(1000),
-        pytest.raises(StoreTooLarge, match=r"columns/steps needs 3\.2 MB"),
+        pytest.raises(StoreTooLarge, match=r"columns/steps needs 1\.6 MB"),
     ):
         store.add(Fleet().next()[0])
     store.close()

@@ -113,16 +113,14 @@ class Prioritized(Transitions):
     def added(self, block: Block, batch: Batch) -> None:
         if "priority" in batch.names:
             given = batch.flat("priority").astype(np.float64)
-            self._put_range(block.start, block.end, self._powers(given))
+            self._put_block(block, self._powers(given))
         else:
-            self._put_range(block.start, block.end, self._largest**self.alpha)
-        self._leave(block)
+            self._put_block(block, self._largest**self.alpha)
 
     def added_only(self, rows: Ints, block: Block) -> None:
         """Note a block of which only some rows may be drawn."""
-        self._put_range(block.start, block.end, 0.0)
+        self._put_block(block, 0.0)
         self._tree.put(self.ring.slots(rows), self._largest**self.alpha)
-        self._leave(block)
 
     def draw(self, n: int | None, rng: np.random.Generator) -> Draw:
         count = wanted(n, "Prioritized")
@@ -151,9 +149,9 @@ class Prioritized(Transitions):
         return Draw(rows[at], self._weights(powers[at]))
 
     def _weights(self, powers: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-        weights = powers * (len(self.ring) / self._tree.total)
+        # The rows' number and the total fall out: the least power has the largest weight.
+        weights: npt.NDArray[np.float64] = powers / np.minimum.reduce(powers)
         np.power(weights, -self.beta, out=weights)
-        weights /= np.maximum.reduce(weights)
         return weights.astype(np.float32)
 
     def update(self, rows: Ints, priorities: Numbers) -> None:
@@ -197,12 +195,19 @@ class Prioritized(Transitions):
         first = self.ring.first
         return first + (slots - first) % self.ring.capacity
 
-    def _leave(self, block: Block) -> None:
-        """Take the priorities of rows that made room for a block."""
-        capacity = self.ring.capacity
-        # What lies where the block is now has the block's priorities already.
-        self._put_range(max(self._left, block.end - capacity), self.ring.first, 0.0)
-        self._left = self.ring.first
+    def _put_block(self, block: Block, powers: Numbers | float) -> None:
+        """Give a block its priorities, and take those of the rows that made room for it."""
+        capacity, first = self.ring.capacity, self.ring.first
+        # What lies where the block is now has the block's priorities.
+        left, self._left = max(self._left, block.end - capacity), first
+        leaving = max(0, first - left)
+        at, count = block.start % capacity, block.end - block.start
+        follow = not leaving or left == block.end - capacity  # right behind the block
+        if follow and at + count + leaving <= capacity:
+            self._tree.put_range(at, at + count, powers, zeros=leaving)
+        else:
+            self._put_range(block.start, block.end, powers)
+            self._put_range(left, first, 0.0)
 
     def _put_range(self, start: int, end: int, powers: Numbers | float) -> None:
         if start >= end:
