@@ -8,6 +8,8 @@ fragments) lie on the side, behind the slots of rows.
 
 from __future__ import annotations
 
+import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -32,7 +34,9 @@ __all__ = [
     "bytes_needed",
 ]
 
+logger = logging.getLogger("clusterenv")
 Ints = npt.NDArray[np.int64]
+_MOST = 0.9  # of the capacity; a store that holds less for want of room beside rows says so
 STEP_COLUMNS = ("action", "reward", "terminated", "truncated")
 """What every sample has of a row besides its observations."""
 _RECORD = ("action", "reward")  # with the next slot: 16 bytes of most environments' rows
@@ -148,6 +152,8 @@ class Ring:
         self._kept = 0  # the oldest row whose columns have not been overwritten
         self._side_end = 0
         self._side_owner = -1
+        self._begin = 0  # number of the first row of all
+        self._warned = False
         self.blocks: deque[Block] = deque()
         self._count = np.arange(1024, dtype=self.next.dtype)
         self._links = Links()
@@ -157,7 +163,7 @@ class Ring:
 
     def start_at(self, row: int) -> None:
         """Give the next row this number; for an empty ring."""
-        self.first = self.end = self._kept = row
+        self.first = self.end = self._kept = self._begin = row
 
     @property
     def position(self) -> dict[str, int]:
@@ -272,8 +278,28 @@ class Ring:
         kept = max(self._kept, self.end + rows - self.capacity)
         overwritten = self._side_end + beside - self.side
         if overwritten > 0:
-            kept = max(kept, int(self._side_row[(overwritten - 1) % self.side]) + 1)
+            needed = int(self._side_row[(overwritten - 1) % self.side]) + 1
+            if needed > kept and self.end + rows - needed < _MOST * self.capacity:
+                taken = (self._side_end + beside) / (self.end + rows - self._begin)
+                self._say_it_is_full(self.end + rows - needed, taken)
+            kept = max(kept, needed)
         self.leave(kept)
+
+    def _say_it_is_full(self, rows: int, taken: float) -> None:
+        """Warn, once, that rows leave though there are slots; each has ``taken`` on the side."""
+        if self._warned:
+            return
+        self._warned = True
+        logger.warning(
+            "The store is full with %s of %s rows: %s observations have room beside those of "
+            "rows, and the ends of episodes and fragments need more. For all rows: "
+            "ReplayStore(%s, side=%.2f), or collect with a longer horizon.",
+            f"{rows:,}",
+            f"{self.capacity:,}",
+            f"{self.side:,}",
+            f"{self.capacity:_}",
+            min(1.0, math.ceil(100 * taken) / 100),
+        )
 
     def leave(self, first: int) -> None:
         """Let all rows before ``first`` go."""

@@ -155,10 +155,14 @@ class Replay:
             self.sampler.added(block, batch)
 
     def _allocate(self, specs: Specs) -> None:
-        def needed(capacity: int) -> int:
+        def columns(capacity: int) -> int:
             return bytes_needed(specs, capacity, self._side_of(capacity), self._stack)
 
-        self._memory.check(needed, self.capacity)
+        def sampler(capacity: int) -> int:
+            found = getattr(self.sampler, "bytes_needed", None)  # one of your own need not have it
+            return 0 if found is None else int(found(capacity))
+
+        self._memory.check(columns, sampler, self.capacity)
         side, allocate = self._side_of(self.capacity), self._memory.allocate
         ring = Ring(specs, self.capacity, side, allocate, self._stack)
         self.sampler.attach(ring)

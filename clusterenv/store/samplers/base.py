@@ -69,6 +69,10 @@ class Transitions:
             )
         self.ring = ring
 
+    def bytes_needed(self, capacity: int) -> int:
+        """Return the bytes that the sampler takes besides the rows."""
+        return 0
+
     def check(self, batch: Batch) -> None:
         """Every batch will do."""
 

@@ -53,6 +53,9 @@ class NStep(Transitions):
     def settings(self) -> dict[str, Any]:
         return {"n": self.n, "gamma": self.gamma}
 
+    def bytes_needed(self, capacity: int) -> int:
+        return self.base.bytes_needed(capacity)
+
     def attach(self, ring: Ring) -> None:
         super().attach(ring)
         self.base.attach(ring)

@@ -96,6 +96,9 @@ class Prioritized(Transitions):
     def settings(self) -> dict[str, Any]:
         return {"alpha": self.alpha, "beta": self.beta, "epsilon": self.epsilon}
 
+    def bytes_needed(self, capacity: int) -> int:
+        return SumTree.bytes_needed(capacity)
+
     def attach(self, ring: Ring) -> None:
         super().attach(ring)
         self._tree = SumTree(ring.capacity)
@@ -167,10 +170,14 @@ class Prioritized(Transitions):
         return {"powers": powers, "largest": np.array([self._largest])}
 
     def restore(self, state: Mapping[str, Numbers]) -> None:
+        powers, largest = state["powers"].astype(np.float64), float(state["largest"][0])
+        if powers.shape != (len(self.ring),) or not 0 < largest < np.inf:
+            raise ValueError(f"{powers.shape} priorities of {len(self.ring)} rows, up to {largest}")
+        self._check(powers, "priorities")
         self._put_range(self._left, self.ring.first, 0.0)
         self._left = self.ring.first
-        self._tree.put(self.ring.slots(np.arange(self.ring.first, self.ring.end)), state["powers"])
-        self._largest = float(state["largest"][0])
+        self._tree.put(self.ring.slots(np.arange(self.ring.first, self.ring.end)), powers)
+        self._largest = largest
 
     def _powers(self, priorities: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         values = priorities + self.epsilon

@@ -61,6 +61,9 @@ class Sequences(Transitions):
     def settings(self) -> dict[str, Any]:
         return {"length": self.length, "burn_in": self.burn_in, "overlap": self.overlap}
 
+    def bytes_needed(self, capacity: int) -> int:
+        return 0 if self.base is None else self.base.bytes_needed(capacity)
+
     def attach(self, ring: Ring) -> None:
         super().attach(ring)
         if self.base is not None:
