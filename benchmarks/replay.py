@@ -3,7 +3,7 @@
 Small rows are 8 floats of observation, an action, a reward and two flags; frames are stacks of
 four 84 x 84 uint8 images. Every contender holds the same rows and returns observations, actions,
 rewards, next observations and ends of a sample; all run in turn, in one process, on this machine,
-and the best of several rounds counts. Peers that are not installed are left out: ``make
+and the best of many short rounds counts. Peers that are not installed are left out: ``make
 bench-replay`` installs them in an environment of their own.
 
     python benchmarks/replay.py                      # everything
@@ -30,6 +30,7 @@ ENVS, HORIZON = 64, 64
 BLOCK = ENVS * HORIZON
 SIZES = {"small-500k": 500_000, "small-5M": 5_000_000, "frames": 100_000}
 SAMPLES = (256, 4096)
+ROUND = 0.001  # seconds
 
 
 def small_block(seed: int) -> dict[str, Any]:
@@ -227,23 +228,23 @@ CONTENDERS: dict[str, tuple[type, str | None]] = {
 
 
 def microseconds(call: Callable[[], object], seconds: float) -> float:
-    """Return the time of a call: the best of five rounds' means."""
+    """Return the time of a call: the best of many short rounds' means.
+
+    Rounds are shorter than the time that a system gives a process before it lets another run, so
+    some are undisturbed on a busy machine too.
+    """
     call()
-    count = 1
-    while True:
-        began = time.perf_counter()
-        for _ in range(count):
-            call()
-        taken = time.perf_counter() - began
-        if taken > seconds / 5:
-            break
-        count *= 2
-    best = taken / count
-    for _ in range(4):
+    began = time.perf_counter()
+    call()
+    count = max(1, int(ROUND / (time.perf_counter() - began)))
+    best, rounds = float("inf"), 0
+    end = time.perf_counter() + seconds
+    while rounds < 5 or time.perf_counter() < end:
         began = time.perf_counter()
         for _ in range(count):
             call()
         best = min(best, (time.perf_counter() - began) / count)
+        rounds += 1
     return 1e6 * best
 
 

@@ -15,15 +15,58 @@ Ints = npt.NDArray[np.int64]
 _ENVS = 1 << 24  # more than there will be; a wrong number must not take all memory
 
 
+class _Group:
+    """Environments that come together, in one order: where they all ended last time."""
+
+    __slots__ = ("_dtypes", "_episodes", "_steps", "at", "noted", "row", "source")
+
+    def __init__(self, at: slice, batch: Batch) -> None:
+        self.at = at
+        self._dtypes = batch.flat("episode").dtype, batch.flat("step").dtype
+
+    def end_with(self, batch: Batch, source: int, row: int, noted: bool) -> None:
+        """Take the last time row of a batch, whose rows are numbered from ``row``."""
+        width = batch.num_envs
+        self.source = source
+        self.row = row
+        self.noted = noted  # in the table of all environments
+        self._episodes = batch.flat("episode")[-width:].tobytes()
+        self._steps = (batch.flat("step")[-width:] + 1).tobytes()
+
+    def go_on(self, batch: Batch, source: int, first: int) -> Ints | None:
+        """Return which environments a batch goes on with; ``None`` for all of them."""
+        width = batch.num_envs
+        episode, step = batch.flat("episode")[:width], batch.flat("step")[:width]
+        if source != self.source:
+            return np.empty(0, np.int64)
+        same = self._steps == step.tobytes() and self._episodes == episode.tobytes()
+        if same and self.row >= first:
+            return None
+        episodes, steps = self._ends()
+        goes_on = (episodes == episode) & (steps == step)
+        goes_on[: max(0, first - self.row)] = False
+        found: Ints = goes_on.nonzero()[0]
+        return found
+
+    def places(self) -> Ints:
+        """Return where the environments ended."""
+        return _place(*self._ends()) - 1
+
+    def _ends(self) -> tuple[Column, Column]:
+        """Return episodes, and the steps that would follow."""
+        episode, step = self._dtypes
+        return np.frombuffer(self._episodes, episode), np.frombuffer(self._steps, step)
+
+
 class Links:
     """The newest row of every environment: its number, and where it is from."""
 
     def __init__(self) -> None:
         self._row = self._place = self._source = np.empty(0, np.int64)
         self._sources: dict[tuple[int, int], int] = {}
-        self._known: dict[bytes, slice | Ints] = {}
+        self._groups: dict[bytes, _Group] = {}
 
-    def add(self, batch: Batch, start: int, first: int) -> tuple[Ints, Ints]:
+    def add(self, batch: Batch, start: int, first: int) -> tuple[range, range] | tuple[Ints, Ints]:
         """Take a batch whose rows begin at ``start``; return which rows go on from which.
 
         A row goes on from another if both are of one episode, one incarnation of one shard,
@@ -32,14 +75,34 @@ class Links:
         Returns
         -------
         before, after
-            Numbers of rows.
+            Numbers of rows; as ranges if all environments go on.
         """
-        width, end = batch.num_envs, start + batch.num_rows
-        env = batch.flat("env")[:width]
+        width, last = batch.num_envs, start + batch.num_rows - batch.num_envs
         source = self._sources.setdefault((batch.shard, batch.incarnation), len(self._sources))
+        env = batch.flat("env")[:width]
+        key = env.tobytes()
+        group = self._groups.get(key)
+        if group is not None:
+            at, row = group.go_on(batch, source, first), group.row
+            group.end_with(batch, source, last, noted=False)
+            if at is None:
+                return range(row, row + width), range(start, start + width)
+            return row + at, start + at
+        self._note_groups()
+        where = self._where(env)
+        pairs = self._compare(batch, where, env, source, start, first)
+        if isinstance(where, slice):
+            group = self._groups[key] = _Group(where, batch)
+            group.end_with(batch, source, last, noted=True)
+        return pairs
+
+    def _compare(
+        self, batch: Batch, at: slice | Ints, env: Column, source: int, start: int, first: int
+    ) -> tuple[Ints, Ints]:
+        """Compare each environment by itself with where it ended."""
+        width, end = batch.num_envs, start + batch.num_rows
         heads = _places(batch, slice(width))
         ends = _places(batch, slice(batch.num_rows - width, None))
-        at = self._at(env)
         before, place = self._row[at], self._place[at]
         goes_on = self._source[at] == source
         if not isinstance(at, slice):
@@ -57,23 +120,31 @@ class Links:
         self._place[at], self._source[at] = ends, source
         return pairs
 
-    def _at(self, env: Column) -> slice | Ints:
-        """Return where environments are; mostly these are neighbours, and always the same."""
-        key = env.tobytes()
-        known = self._known.get(key)
-        if known is not None:
-            return known
+    def _note_groups(self) -> None:
+        """Bring the table of all environments up to date."""
+        for group in self._groups.values():
+            if not group.noted:
+                at = group.at
+                self._row[at] = np.arange(group.row, group.row + at.stop - at.start)
+                self._place[at], self._source[at] = group.places(), group.source
+                group.noted = True
+
+    def _where(self, env: Column) -> slice | Ints:
+        """Return where environments are; mostly these are neighbours."""
         low, high = int(env.min()), int(env.max())
         if not 0 <= low <= high < _ENVS:
             raise ConfigError(
                 f"the column 'env' goes from {low} to {high}; it numbers all environments, from 0"
             )
         self._grow(high + 1)
+        # No environment is in two groups.
+        self._groups = {
+            key: group
+            for key, group in self._groups.items()
+            if group.at.stop <= low or group.at.start > high
+        }
         neighbours = (env[1:] == env[:-1] + 1).all()
-        at = slice(low, high + 1) if neighbours else env.astype(np.int64)
-        if neighbours:
-            self._known[key] = at
-        return at
+        return slice(low, high + 1) if neighbours else env.astype(np.int64)
 
     def _grow(self, envs: int) -> None:
         missing = envs - len(self._row)
@@ -86,7 +157,11 @@ class Links:
 
 def _places(batch: Batch, rows: slice) -> Ints:
     """Return episode and step of rows as one number; the next step's is one more."""
-    episode = batch.flat("episode")[rows].astype(np.int64)
-    episode <<= 32
-    episode += batch.flat("step")[rows]
-    return episode
+    return _place(batch.flat("episode")[rows], batch.flat("step")[rows])
+
+
+def _place(episode: Column, step: Column) -> Ints:
+    place = episode.astype(np.int64)
+    place <<= 32
+    place += step
+    return place

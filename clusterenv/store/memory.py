@@ -76,8 +76,12 @@ def _refuse(needed: Needed, free: int, capacity: int, where: str, advice: str) -
 class InMemory:
     """Columns in memory."""
 
-    def check(self, needed: Needed, capacity: int) -> None:
+    def check(self, columns: Needed, sampler: Needed, capacity: int) -> None:
         """Raise if not so many bytes are free."""
+
+        def needed(capacity: int) -> int:
+            return columns(capacity) + sampler(capacity)
+
         advice = ", or put the columns into files: ReplayStore(..., directory='replay')"
         _refuse(needed, available_memory(), capacity, "memory", advice)
 
@@ -107,10 +111,11 @@ class InFiles:
         shutil.rmtree(self._directory, ignore_errors=True)  # of a process that was killed
         self._directory.mkdir()
 
-    def check(self, needed: Needed, capacity: int) -> None:
-        """Raise if the disk has not so many bytes free."""
+    def check(self, columns: Needed, sampler: Needed, capacity: int) -> None:
+        """Raise if the disk has not so many bytes free, or memory for what the sampler keeps."""
         free = shutil.disk_usage(self._directory).free
-        _refuse(needed, free, capacity, f"the disk of {self._directory}", "")
+        _refuse(columns, free, capacity, f"the disk of {self._directory}", "")
+        _refuse(sampler, available_memory(), capacity, "memory for priorities", "")
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Column:
         """Return an array that is a file; its blocks are taken now, so the disk cannot fill up."""

@@ -19,7 +19,7 @@ from clusterenv.store.manifest import Manifest, Segment
 from clusterenv.store.segments import from_segment
 from clusterenv.store.stacks import Stack
 
-__all__ = ["read_batches", "read_state", "without_damaged"]
+__all__ = ["forged", "read_batches", "read_state", "without_damaged"]
 
 
 def read_batches(
@@ -64,7 +64,7 @@ def read_state(directory: Path, manifest: Manifest) -> dict[str, npt.NDArray[Any
             f"without their priorities: ReplayStore.load({str(directory)!r}, skip_damaged=True)"
         )
     path = directory / manifest.state.file
-    with _forged(path), pa.memory_map(str(path)) as source:
+    with forged(path), pa.memory_map(str(path)) as source:
         arrays = pa.ipc.open_file(source).get_batch(0)
         arrays.validate(full=True)
         return {
@@ -80,7 +80,7 @@ def without_damaged(directory: Path, manifest: Manifest) -> Manifest:
 
 
 def _batches(path: Path, segment: Segment, stack: Stack | None) -> Iterator[Batch]:
-    with _forged(path), pa.memory_map(str(path)) as source:
+    with forged(path), pa.memory_map(str(path)) as source:
         reader = pa.ipc.open_file(source)
         for index, (_, num_envs, version) in enumerate(segment.blocks):
             rows = reader.get_batch(index)
@@ -89,7 +89,7 @@ def _batches(path: Path, segment: Segment, stack: Stack | None) -> Iterator[Batc
 
 
 @contextlib.contextmanager
-def _forged(path: Path) -> Iterator[None]:
+def forged(path: Path) -> Iterator[None]:
     """Raise if a file is not what it claims: checksums do not keep a stranger from lying."""
     try:
         yield

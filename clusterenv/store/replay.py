@@ -12,9 +12,9 @@ import pyarrow as pa
 from clusterenv.batch import Batch
 from clusterenv.errors import ConfigError, StoreDamaged, StoreUnreadable
 from clusterenv.store.journal import Journal
-from clusterenv.store.manifest import Manifest, as_json, read_manifest
+from clusterenv.store.manifest import MANIFEST, Manifest, as_json, read_manifest
 from clusterenv.store.ratio import Ratio
-from clusterenv.store.reading import read_batches, read_state, without_damaged
+from clusterenv.store.reading import forged, read_batches, read_state, without_damaged
 from clusterenv.store.ring import Ring
 from clusterenv.store.samplers import Sampler, alike, described, from_description, shown
 from clusterenv.store.sampling import Replay
@@ -290,26 +290,29 @@ class ReplayStore(Replay):
         self.note = manifest.note
         kept = manifest.store
         if kept:
-            self._sampled = kept["sampled"]
-            self._rng.bit_generator.state = kept["random"]
+            with forged(directory / MANIFEST):
+                self._sampled = int(kept["sampled"])
+                self._rng.bit_generator.state = kept["random"]
         if kept and self._ring is not None and manifest == written:
             self._restore(directory, manifest, self._ring, skip_damaged)
 
     def _restore(self, directory: Path, manifest: Manifest, ring: Ring, skip_damaged: bool) -> None:
         """Let rows leave that had left, and the sampler go on; unless there are other rows."""
         kept = manifest.store
-        if kept["capacity"] == self.capacity and ring.first <= kept["position"]["first"]:
-            ring.go_on_from(kept["position"])
-        same = (ring.first, ring.end) == (kept["position"]["first"], manifest.end)
+        with forged(directory / MANIFEST):
+            if kept["capacity"] == self.capacity and ring.first <= kept["position"]["first"]:
+                ring.go_on_from(kept["position"])
+            same = (ring.first, ring.end) == (kept["position"]["first"], manifest.end)
         if not same or not alike(kept["sampler"], described(self.sampler)):
             return
+        file = MANIFEST if manifest.state is None else manifest.state.file
         try:
             state = read_state(directory, manifest)
+            with forged(directory / file):
+                self.sampler.restore(state)
         except StoreDamaged:
             if not skip_damaged:
                 raise
-        else:
-            self.sampler.restore(state)
 
 
 def _same(left: str | Path, right: str | Path) -> bool:

@@ -8,6 +8,8 @@ fragments) lie on the side, behind the slots of rows.
 
 from __future__ import annotations
 
+import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -32,17 +34,23 @@ __all__ = [
     "bytes_needed",
 ]
 
+logger = logging.getLogger("clusterenv")
 Ints = npt.NDArray[np.int64]
+_MOST = 0.9  # of the capacity; a store that holds less for want of room beside rows says so
 STEP_COLUMNS = ("action", "reward", "terminated", "truncated")
 """What every sample has of a row besides its observations."""
+_RECORD = ("action", "reward")  # with the next slot: 16 bytes of most environments' rows
 Allocate = Callable[[str, tuple[int, ...], np.dtype[Any]], Column]
+Pieces = list[tuple[slice, slice]]
 
 
-def _steps_dtype(specs: Specs) -> np.dtype[Any]:
+def _steps_dtype(specs: Specs, slots: int) -> np.dtype[Any]:
     """Return a record of a row's step and the slot of its next observation."""
-    fields: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = [("next", np.dtype(np.int64), ())]
-    fields += [(name, specs.rows[name].dtype, specs.rows[name].shape) for name in STEP_COLUMNS]
-    dtype = np.dtype(fields, align=True)
+    link = np.dtype(np.int32 if 2 * slots < np.iinfo(np.int32).max else np.int64)
+    fields: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = [
+        (name, specs.rows[name].dtype, specs.rows[name].shape) for name in _RECORD
+    ]
+    dtype = np.dtype([*fields, ("next", link, ())], align=True)
     # NumPy copies records of these sizes by single instructions.
     size = next((size for size in (16, 32) if dtype.itemsize <= size), dtype.itemsize)
     names = list(dtype.names or ())
@@ -57,9 +65,9 @@ def _arrays(
     specs: Specs, capacity: int, side: int, stack: Stack | None
 ) -> Iterator[tuple[str, tuple[int, ...], np.dtype[Any]]]:
     """Yield name, shape and dtype of every array of a ring."""
-    yield "steps", (capacity,), _steps_dtype(specs)
+    yield "steps", (capacity,), _steps_dtype(specs, capacity + side)
     for name, spec in specs.rows.items():
-        if name in STEP_COLUMNS:
+        if name in _RECORD:
             continue
         shape, slots = spec.shape, capacity
         if name in specs.obs:
@@ -81,7 +89,7 @@ def bytes_needed(specs: Specs, capacity: int, side: int, stack: Stack | None = N
     return sum(Spec(dtype, shape).nbytes for _, shape, dtype in arrays)
 
 
-@dataclass
+@dataclass(slots=True)
 class Block:
     """The rows of one batch: ``start`` to ``end``, ``num_envs`` in each time row."""
 
@@ -127,12 +135,12 @@ class Ring:
             for name, shape, dtype in _arrays(specs, capacity, side, stack)
         }
         self.steps: npt.NDArray[np.void] = arrays["steps"]
-        """What every sample needs of a row, side by side: one look at memory instead of five."""
+        """What every sample needs of a row, side by side: one look at memory instead of three."""
         self.columns: dict[str, Column] = {
-            name: self.steps[name] if name in STEP_COLUMNS else arrays[name] for name in specs.rows
+            name: self.steps[name] if name in _RECORD else arrays[name] for name in specs.rows
         }
         self.state: dict[str, Column] = {name: arrays[f"state.{name}"] for name in specs.state}
-        self.next: Ints = self.steps["next"]
+        self.next: Column = self.steps["next"]
         self._side_row: Ints = arrays["side_row"]
         self._state_at: Ints | None = arrays.get("state_at")
         self._previous: Ints | None = arrays.get("previous")
@@ -144,8 +152,10 @@ class Ring:
         self._kept = 0  # the oldest row whose columns have not been overwritten
         self._side_end = 0
         self._side_owner = -1
+        self._begin = 0  # number of the first row of all
+        self._warned = False
         self.blocks: deque[Block] = deque()
-        self._count = np.arange(1024, dtype=np.int64)
+        self._count = np.arange(1024, dtype=self.next.dtype)
         self._links = Links()
 
     def __len__(self) -> int:
@@ -153,7 +163,7 @@ class Ring:
 
     def start_at(self, row: int) -> None:
         """Give the next row this number; for an empty ring."""
-        self.first = self.end = self._kept = row
+        self.first = self.end = self._kept = self._begin = row
 
     @property
     def position(self) -> dict[str, int]:
@@ -172,7 +182,8 @@ class Ring:
         """Let go of the arrays, whoever holds the ring."""
         self.columns, self.state = {}, {}
         self.steps = np.empty(0, self.steps.dtype)
-        self.next = self._side_row = np.empty(0, np.int64)
+        self.next = np.empty(0, self.next.dtype)
+        self._side_row = np.empty(0, np.int64)
         self._state_at = self._previous = None
 
     # Adding
@@ -187,49 +198,66 @@ class Ring:
         ConfigError
             If the batch is larger than the ring.
         """
-        self._check(batch)
+        columns, through = self._check(batch)
         rows, width = batch.num_rows, batch.num_envs
-        tail_rows, tail = _ascending(batch.tail_rows, batch.tail)
+        tail_rows: Ints = batch.tail_rows
+        tail: Mapping[str, Column] = batch.tail
+        if not through:
+            tail_rows, tail = _ascending(tail_rows, tail)
         starts = stack_starts(batch) if self.stack is not None else None
         beside = len(tail_rows) + (0 if starts is None else len(starts) * self._older)
         self._make_room(rows, beside)
         older_slots = None if starts is None else self._take_side_of_stacks(starts, rows, width)
-        tail_slots = self._take_side(self.end + tail_rows)
+        owners = self.end + tail_rows
+        tail_slots, tail_at = self._take_side(owners)
         block = Block(
             *(self.end, self.end + rows, width),
             *(batch.shard, batch.incarnation, batch.policy_version),
-            *(self.end + tail_rows, tail_slots),
+            *(owners, tail_slots),
         )
-        for name, column in self.columns.items():
-            given = batch.flat(name)
-            if name in self.specs.obs:
+        pieces = self._pieces(self.end, rows)
+        for (name, column), given in zip(self.columns.items(), columns, strict=True):
+            if name in tail:
                 ends = tail[name]
                 if self.stack is not None:
                     given, ends = self.stack.newest(given), self.stack.newest(ends)
-                column[tail_slots] = ends
-            self._put(column, self.end, given)
-        self._put(self.next, self.end, self._following(rows, width, tail_rows, tail_slots))
+                column[tail_at] = ends
+            for to, of in pieces:
+                column[to] = given[of]
+        self._put_next(width, slice(rows - width, rows) if through else tail_rows, block, pieces)
         if self.specs.state:
             self._put_state(block, batch)
         if starts is not None and older_slots is not None:
             self._put_older(block, batch, starts, older_slots)
-        before, after = self._links.add(batch, block.start, self.first)
-        if len(before):
+        self._join(block, *self._links.add(batch, block.start, self.first))
+        self.blocks.append(block)
+        self.end += rows
+        return block
+
+    def _join(self, block: Block, before: range | Ints, after: range | Ints) -> None:
+        """Let rows go on with others instead of what was given as their next observation."""
+        if isinstance(before, range) or isinstance(after, range):
+            assert isinstance(before, range)
+            assert isinstance(after, range)
+            start, count = after.start % self.capacity, len(before)
+            links = np.arange(start, start + count)
+            if start + count > self.capacity:
+                links %= self.capacity
+            self._put(self.next, before.start, links)
+        elif len(before):
             self.next[before % self.capacity] = after % self.capacity
             if before.max() >= block.start:  # tracks of one batch
                 back = before > after
                 block.rejoined = before[back], after[back]
-        self.blocks.append(block)
-        self.end += rows
-        return block
 
     @property
     def _older(self) -> int:
         """Frames of a stack besides the newest."""
         return 0 if self.stack is None else self.stack.size - 1
 
-    def _check(self, batch: Batch) -> None:
-        self.specs.check(batch)
+    def _check(self, batch: Batch) -> tuple[list[Column], bool]:
+        """Raise if a batch cannot be taken; return what the check of its columns does."""
+        checked = self.specs.check(batch)
         if batch.num_rows > self.capacity:
             raise ConfigError(
                 f"a batch of {batch.num_rows:,} rows does not fit into capacity={self.capacity:,}: "
@@ -238,6 +266,7 @@ class Ring:
         if self.stack is not None:
             for name in self.specs.obs:
                 self.stack.check(batch, name, thorough=not self.end)
+        return checked
 
     def _make_room(self, rows: int, beside: int) -> None:
         if beside > self.side:
@@ -249,8 +278,28 @@ class Ring:
         kept = max(self._kept, self.end + rows - self.capacity)
         overwritten = self._side_end + beside - self.side
         if overwritten > 0:
-            kept = max(kept, int(self._side_row[(overwritten - 1) % self.side]) + 1)
+            needed = int(self._side_row[(overwritten - 1) % self.side]) + 1
+            if needed > kept and self.end + rows - needed < _MOST * self.capacity:
+                taken = (self._side_end + beside) / (self.end + rows - self._begin)
+                self._say_it_is_full(self.end + rows - needed, taken)
+            kept = max(kept, needed)
         self.leave(kept)
+
+    def _say_it_is_full(self, rows: int, taken: float) -> None:
+        """Warn, once, that rows leave though there are slots; each has ``taken`` on the side."""
+        if self._warned:
+            return
+        self._warned = True
+        logger.warning(
+            "The store is full with %s of %s rows: %s observations have room beside those of "
+            "rows, and the ends of episodes and fragments need more. For all rows: "
+            "ReplayStore(%s, side=%.2f), or collect with a longer horizon.",
+            f"{rows:,}",
+            f"{self.capacity:,}",
+            f"{self.side:,}",
+            f"{self.capacity:_}",
+            min(1.0, math.ceil(100 * taken) / 100),
+        )
 
     def leave(self, first: int) -> None:
         """Let all rows before ``first`` go."""
@@ -275,43 +324,61 @@ class Ring:
         slots = block.tail_slots[rows - block.end]  # the last time row's are the last
         self.next[rows % self.capacity] = slots
 
-    def _take_side(self, owners: Ints) -> Ints:
-        """Return slots on the side; once one is used again, its owner and all before have left."""
+    def _take_side(self, owners: Ints) -> tuple[Ints, slice | Ints]:
+        """Return slots on the side, twice: as numbers, and as what is fastest to write to.
+
+        Once one is used again, its owner and all before have left.
+        """
         start = self._side_end % self.side
-        at = np.arange(start, start + len(owners))
-        if start + len(owners) > self.side:
-            at %= self.side
+        end = start + len(owners)
         if self.stack is not None:  # only then are they not ascending
             owners = np.maximum(np.maximum.accumulate(owners), self._side_owner)
             self._side_owner = int(owners[-1])
-        self._side_row[at] = owners
         self._side_end += len(owners)
-        at += self.capacity
-        return at
+        if end <= self.side:
+            self._side_row[start:end] = owners
+            start, end = start + self.capacity, end + self.capacity
+            return np.arange(start, end), slice(start, end)
+        slots = np.arange(start, end) % self.side
+        self._side_row[slots] = owners
+        slots += self.capacity
+        return slots, slots
 
     def _take_side_of_stacks(self, starts: Ints, rows: int, width: int) -> Ints:
         """Return slots for the older frames of these rows, ``[starts, size - 1]``."""
         last_needed = np.minimum(starts + (self._older - 1) * width, rows - 1)
         owners = self.end + np.repeat(last_needed, self._older)
-        return self._take_side(owners).reshape(len(starts), self._older)
+        return self._take_side(owners)[0].reshape(len(starts), self._older)
 
-    def _following(self, rows: int, width: int, tail_rows: Ints, tail_slots: Ints) -> Ints:
+    def _put_next(self, width: int, tails: slice | Ints, block: Block, pieces: Pieces) -> None:
+        """Link each row to the one below it, and those with tails to their tails."""
+        rows, then = block.end - block.start, (block.start + width) % self.capacity
         if len(self._count) < rows:
-            self._count = np.arange(rows, dtype=np.int64)
-        following = self._count[:rows] + (self.end + width) % self.capacity
-        if following[-1] >= self.capacity:
-            following[following >= self.capacity] -= self.capacity
-        following[tail_rows] = tail_slots
-        return following
+            self._count = np.arange(rows, dtype=self.next.dtype)
+        if len(pieces) == 1 and then + rows <= self.capacity:
+            links = self.next[pieces[0][0]]
+            np.add(self._count[:rows], then, out=links)
+            links[tails] = block.tail_slots
+        else:
+            links = self._count[:rows] + self.next.dtype.type(then)
+            links[links >= self.capacity] -= self.capacity
+            links[tails] = block.tail_slots
+            self._put(self.next, block.start, links)
+
+    def _pieces(self, row: int, count: int) -> Pieces:
+        """Return where rows from ``row`` on lie, and which of them: one piece, or two."""
+        at = row % self.capacity
+        beyond = at + count - self.capacity
+        if beyond <= 0:
+            return [(slice(at, at + count), slice(None))]
+        return [
+            (slice(at, self.capacity), slice(count - beyond)),
+            (slice(beyond), slice(count - beyond, count)),
+        ]
 
     def _put(self, column: Column, row: int, values: Column) -> None:
-        at = row % self.capacity
-        beyond = at + len(values) - self.capacity
-        if beyond <= 0:
-            column[at : at + len(values)] = values
-        else:
-            column[at : self.capacity] = values[:-beyond]
-            column[:beyond] = values[-beyond:]
+        for to, of in self._pieces(row, len(values)):
+            column[to] = values[of]
 
     def _put_state(self, block: Block, batch: Batch) -> None:
         """Keep the state of the first time row beside the block's first tails."""
@@ -345,12 +412,13 @@ class Ring:
         """Return where rows lie."""
         return rows % self.capacity
 
-    def observations(self, slots: Ints) -> dict[str, Column]:
+    def observations(self, slots: Column, prefix: str = "") -> dict[str, Column]:
         """Return the observations in these slots, put together from frames if they are."""
+        columns = self.columns
         if self.stack is None or self._previous is None:
-            return {name: self.columns[name].take(slots, axis=0) for name in self.specs.obs}
+            return {prefix + name: columns[name].take(slots, 0) for name in self.specs.obs}
         history = self.stack.history(slots, self._previous)
-        return {name: self.stack.join(self.columns[name], history) for name in self.specs.obs}
+        return {prefix + name: self.stack.join(columns[name], history) for name in self.specs.obs}
 
     def states(self, rows: Ints) -> tuple[dict[str, Column], npt.NDArray[np.bool_]]:
         """Return the recurrent state before these rows, and whether it is known."""

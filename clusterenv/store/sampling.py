@@ -155,10 +155,14 @@ class Replay:
             self.sampler.added(block, batch)
 
     def _allocate(self, specs: Specs) -> None:
-        def needed(capacity: int) -> int:
+        def columns(capacity: int) -> int:
             return bytes_needed(specs, capacity, self._side_of(capacity), self._stack)
 
-        self._memory.check(needed, self.capacity)
+        def sampler(capacity: int) -> int:
+            found = getattr(self.sampler, "bytes_needed", None)  # one of your own need not have it
+            return 0 if found is None else int(found(capacity))
+
+        self._memory.check(columns, sampler, self.capacity)
         side, allocate = self._side_of(self.capacity), self._memory.allocate
         ring = Ring(specs, self.capacity, side, allocate, self._stack)
         self.sampler.attach(ring)
@@ -202,7 +206,9 @@ class Replay:
             ring = self._ring
             if ring is None or not len(ring):
                 raise EmptyStore("the store holds no rows; add a batch first: store.add(batch)")
-            also = tuple(name for name in columns if name not in ring.specs.obs)
+            also = tuple(columns)
+            if also:
+                also = tuple(name for name in also if name not in ring.specs.obs)
             for name in also:
                 if name not in ring.columns:
                     raise ConfigError(
@@ -210,7 +216,7 @@ class Replay:
                     )
             if n is not None:
                 self._sample_rows = max(self._sample_rows, n)
-                if not self.may_sample(n):
+                if self.ratio is not None and not self.may_sample(n):
                     raise RatioError(
                         f"the learner is ahead: {self._added:,} rows were added and "
                         f"{self._sampled:,} sampled, with {self.ratio}; add a batch before "
@@ -250,8 +256,9 @@ class Replay:
             self._check_open()
             if self._ring is None:
                 raise EmptyStore("the store holds no rows; add a batch first: store.add(batch)")
-            if not np.issubdtype(rows.dtype, np.integer) or (
-                len(rows) and not (rows.min() >= 0 and rows.max() < self._added)
+            if rows.dtype.kind not in "iu" or (
+                len(rows)
+                and not (np.minimum.reduce(rows) >= 0 and np.maximum.reduce(rows) < self._added)
             ):
                 raise ConfigError(
                     f"indices are those of a sample, from 0 to {self._added - 1:,}, got {rows}: "

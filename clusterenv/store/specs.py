@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,8 +68,15 @@ class Specs:
                     "the batches of a Collector"
                 )
 
-    def check(self, batch: Batch) -> None:
+    def check(self, batch: Batch) -> tuple[list[Column], bool]:
         """Raise unless a batch has these columns, all of them for all of its rows.
+
+        Returns
+        -------
+        columns
+            All of them, in this order.
+        through
+            Whether no episode ends in the batch, and only its last time row has tails, in order.
 
         Raises
         ------
@@ -79,8 +86,11 @@ class Specs:
         ConfigError
             If the batch has no rows.
         """
-        if not self._fits(batch):
+        columns = self._columns(batch)
+        if columns is None:
             raise self._fault(batch)
+        if _goes_through(batch):
+            return columns, True
         width = batch.num_envs
         ends = batch.flat("terminated") | batch.flat("truncated")
         ends[-width:] = True
@@ -92,31 +102,43 @@ class Specs:
                 f"shard {batch.shard} ends: tail_rows must name the row, and tail hold the "
                 "observation"
             )
+        return columns, False
 
     @functools.cached_property
-    def _wanted(self) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
-        return [(name, spec.dtype, spec.shape) for name, spec in self.rows.items()]
+    def _dtypes(self) -> list[np.dtype[Any]]:
+        return [spec.dtype for spec in self.rows.values()]
 
-    def _fits(self, batch: Batch) -> bool:
+    @functools.cached_property
+    def _shapes(self) -> Callable[[int], list[tuple[int, ...]]]:
+        """Of all columns, by the number of rows; batches come in few sizes."""
+        return functools.lru_cache(maxsize=8)(
+            lambda rows: [(rows, *spec.shape) for spec in self.rows.values()]
+        )
+
+    def _columns(self, batch: Batch) -> list[Column] | None:
+        """Return all columns of a batch that fits."""
         rows, width, tails = batch.num_rows, batch.num_envs, len(batch.tail_rows)
         if not rows or rows % width or len(batch.names) != len(self.rows):
-            return False
+            return None
         try:
-            for name, dtype, shape in self._wanted:
-                column = batch.flat(name)
-                if column.dtype != dtype or column.shape != (rows, *shape):
-                    return False
+            columns = [batch.flat(name) for name in self.rows]
         except KeyError:
-            return False
-        if batch.tail.keys() != set(self.obs) or batch.state.keys() != self.state.keys():
-            return False
-        # A block whose first time row has left knows no state: it has none of its rows.
-        return all(
-            self.rows[name].is_of(tail) and len(tail) == tails for name, tail in batch.tail.items()
-        ) and all(
-            self.state[name].is_of(part) and len(part) in (width, 0)
-            for name, part in batch.state.items()
-        )
+            return None
+        if [column.dtype for column in columns] != self._dtypes:
+            return None
+        if [column.shape for column in columns] != self._shapes(rows):
+            return None
+        if len(batch.tail) != len(self.obs) or batch.state.keys() != self.state.keys():
+            return None
+        for name in self.obs:
+            tail = batch.tail.get(name)
+            if tail is None or len(tail) != tails or not self.rows[name].is_of(tail):
+                return None
+        for name, part in batch.state.items():
+            # A block whose first time row has left knows no state: it has none of its rows.
+            if not self.state[name].is_of(part) or len(part) not in (width, 0):
+                return None
+        return columns
 
     def _fault(self, batch: Batch) -> SchemaMismatch | ConfigError:
         """Say what does not fit."""
@@ -143,6 +165,17 @@ class Specs:
             f"a batch of {rows} rows of {width} environments: there are no rows, or not as many of "
             "each; a store takes the batches of a Collector"
         )
+
+
+def _goes_through(batch: Batch) -> bool:
+    """Whether no episode ends in a batch, and only its last time row has tails, in order."""
+    rows, width, tails = batch.num_rows, batch.num_envs, batch.tail_rows
+    return (
+        len(tails) == width
+        and not np.count_nonzero(batch.flat("terminated"))
+        and not np.count_nonzero(batch.flat("truncated"))
+        and tails.tobytes() == np.arange(rows - width, rows, dtype=tails.dtype).tobytes()
+    )
 
 
 def specs_of(batch: Batch) -> Specs:

@@ -8,7 +8,7 @@ import re
 import resource
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,17 @@ from clusterenv.errors import (
     StoreTooLarge,
     StoreUnreadable,
 )
-from clusterenv.store import Prioritized, ReplayStore, Uniform, memory
+from clusterenv.store import (
+    NStep,
+    Prioritized,
+    Recent,
+    ReplayStore,
+    Sampler,
+    Sequences,
+    Uniform,
+    memory,
+)
+from clusterenv.store.sum_tree import SumTree
 
 
 @contextmanager
@@ -303,6 +313,46 @@ def test_a_forged_file_of_rows_is_an_error_and_no_crash(tmp_path: Path) -> None:
             pass  # what is not refused fits, and has other numbers
 
 
+@pytest.mark.parametrize(
+    ("sampler", "state"),
+    [
+        (Prioritized, {"power": np.ones(84)}),
+        (Prioritized, {"powers": np.ones(1), "largest": np.ones(1)}),
+        (Prioritized, {"powers": -np.ones(84), "largest": np.ones(1)}),
+        (Prioritized, {"powers": np.ones(84), "largest": np.ones(0)}),
+        (Prioritized, {}),
+        (lambda: Recent(4, 2), {"starts": np.array([5]), "used": np.array([0])}),
+        (lambda: Recent(4, 2), {"starts": np.array([0]), "used": np.array([], np.int64)}),
+    ],
+)
+def test_a_forged_state_names_its_file(
+    tmp_path: Path, sampler: Callable[[], Sampler], state: dict[str, Any]
+) -> None:
+    fleet, store = Fleet(), ReplayStore(101, sampler=sampler())
+    for _ in range(7):
+        store.add(fleet.next()[0])
+    assert len(store) == 84
+    monkey = pytest.MonkeyPatch()
+    monkey.setattr(store.sampler, "state", lambda: state)
+    store.save(tmp_path)
+    monkey.undo()
+    name = r"state-\d+\.arrow" if state else r"manifest\.json"
+    with pytest.raises(StoreDamaged, match=name + " was not written by a store"):
+        ReplayStore.load(tmp_path)
+    assert len(ReplayStore.load(tmp_path, skip_damaged=True)) == 84
+
+
+@pytest.mark.parametrize("name", ["sampled", "random", "position"])
+def test_a_forged_manifest_is_named(tmp_path: Path, name: str) -> None:
+    store, _ = filled()
+    store.save(tmp_path)
+    envelope, manifest = manifest_of(tmp_path)
+    del manifest["store"][name]
+    forge(tmp_path, envelope, manifest)
+    with pytest.raises(StoreDamaged, match=r"manifest\.json was not written by a store"):
+        ReplayStore.load(tmp_path)
+
+
 def test_nothing_on_disk_is_pickled() -> None:
     store = Path(memory.__file__).parent
     for path in [*store.rglob("*.py"), store.parent / "arrow.py"]:
@@ -324,6 +374,34 @@ def test_a_capacity_that_does_not_fit_names_one_that_does(monkeypatch: pytest.Mo
         ReplayStore(fits, stack=4).add(batch)
         with pytest.raises(StoreTooLarge):
             ReplayStore(int(fits * 1.02), stack=4).add(batch)
+
+
+@pytest.mark.parametrize("directory", [False, True])
+@pytest.mark.parametrize(
+    "sampler",
+    [Prioritized, lambda: NStep(3, 0.9, Prioritized()), lambda: Sequences(3, 0, 0, Prioritized())],
+)
+def test_priorities_count_as_memory(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    sampler: Callable[[], Sampler],
+    directory: bool,
+) -> None:
+    batch = Fleet().next()[0]
+    plain = ReplayStore(100_000)
+    plain.add(batch)
+    tree = SumTree(100_000).nbytes
+    assert tree > 100_000 * 16
+    needed = tree + (0 if directory else plain.nbytes)
+    options = {"directory": tmp_path} if directory else {}
+    for free, fits in ((needed * 0.99, False), (needed * 1.06, True)):
+        monkeypatch.setattr(memory, "available_memory", lambda free=free: int(free))
+        with ReplayStore(100_000, sampler=sampler(), **options) as store:
+            if fits:
+                store.add(batch)
+            else:
+                with pytest.raises(StoreTooLarge, match=r"of memory.*; capacity=[\d_]+ fits"):
+                    store.add(batch)
 
 
 def test_when_nothing_fits_the_message_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -444,7 +522,7 @@ def test_a_file_that_cannot_be_as_large_is_refused(tmp_path: Path) -> None:
     store = ReplayStore(100_000, directory=tmp_path)
     with (
         no_file_larger_than(1000),
-        pytest.raises(StoreTooLarge, match=r"columns/steps needs 3\.2 MB"),
+        pytest.raises(StoreTooLarge, match=r"columns/steps needs 1\.6 MB"),
     ):
         store.add(Fleet().next()[0])
     store.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,26 @@ def test_rows_leave_early_when_there_is_no_room_beside_them() -> None:
             check(store, added, Vector())
     check(store, added, Vector())
     assert 900 < len(store) < 1400
+
+
+def test_a_store_that_holds_less_for_want_of_room_says_so_once_and_what_helps(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def filled(side: float) -> ReplayStore:
+        fleet = Fleet(shards=1, envs=2, horizon=8, episode=1e9)  # every eighth row is an end
+        store = store_of(16_000, side=side)
+        for _ in range(1500):
+            store.add(fleet.next()[0])
+        return store
+
+    assert len(filled(0.07)) < 0.6 * 16_000
+    (record,) = caplog.records
+    found = re.search(r"full with ([\d,]+) of 16,000 rows.*16_000, side=(.*)\)", record.message)
+    assert found is not None
+    assert abs(int(found[1].replace(",", "")) - 0.07 * 8 * 16_000) < 100
+    caplog.clear()
+    assert len(filled(float(found[2]))) > 15_900
+    assert not caplog.records
 
 
 def test_a_batch_with_more_ends_than_room_is_refused_and_nothing_is_lost() -> None:

@@ -32,6 +32,9 @@ def test_numbers_are_found_where_the_running_sum_passes_them(size: int) -> None:
         end = int(rng.integers(start, size)) + 1
         tree.put_range(start, end, 2.0)
         leaves[start:end] = [2.0] * (end - start)
+        zeros = int(rng.integers(0, size - end + 1))
+        tree.put_range(start, end, 3.0, zeros=zeros)
+        leaves[start : end + zeros] = [3.0] * (end - start) + [0.0] * zeros
     assert tree.leaves[:size].tolist() == leaves
     assert tree.total == sum(leaves)
     numbers = rng.integers(0, int(tree.total), 30) + 0.5

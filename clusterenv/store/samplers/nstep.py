@@ -11,7 +11,7 @@ from clusterenv.batch import Batch
 from clusterenv.errors import ConfigError
 from clusterenv.schema import Column
 from clusterenv.store.ring import Block, Ints, Ring
-from clusterenv.store.samplers.base import Draw, Numbers, Transitions, next_of
+from clusterenv.store.samplers.base import Draw, Numbers, Transitions
 from clusterenv.store.samplers.rows import Prioritized, Uniform
 
 __all__ = ["NStep"]
@@ -53,6 +53,9 @@ class NStep(Transitions):
     def settings(self) -> dict[str, Any]:
         return {"n": self.n, "gamma": self.gamma}
 
+    def bytes_needed(self, capacity: int) -> int:
+        return self.base.bytes_needed(capacity)
+
     def attach(self, ring: Ring) -> None:
         super().attach(ring)
         self.base.attach(ring)
@@ -71,12 +74,12 @@ class NStep(Transitions):
         slots = ring.slots(rows)
         found = ring.observations(slots)
         for name in columns:
-            found[name] = ring.columns[name][slots]
+            found[name] = ring.columns[name].take(slots, axis=0)
         last = ring.steps.take(slots)
         found["action"] = last["action"].copy()
         total = last["reward"].astype(np.float64)
         discount = np.full(len(rows), self.gamma)
-        going = np.arange(len(rows))  # of those that may go on
+        ends, going = slots.copy(), np.arange(len(rows))  # of those that may go on
         for _ in range(self.n - 1):
             following = last["next"][going]
             goes_on = following < ring.capacity
@@ -87,11 +90,12 @@ class NStep(Transitions):
             total[going] += discount[going] * steps["reward"]
             discount[going] *= self.gamma
             last[going] = steps
+            ends[going] = following
         found["reward"] = total.astype(last["reward"].dtype)
         for name in ("terminated", "truncated"):
-            found[name] = last[name].copy()
+            found[name] = ring.columns[name].take(ends)
         found["discount"] = discount.astype(np.float32)
-        return found | next_of(ring.observations(last["next"]))
+        return found | ring.observations(last["next"], "next_")
 
     def update(self, rows: Ints, priorities: Numbers) -> None:
         self.base.update(rows, priorities)

@@ -77,8 +77,10 @@ class Recent(Transitions):
 
     def restore(self, state: Mapping[str, Numbers]) -> None:
         blocks = {max(block.start, self.ring.first): block for block in self.ring.blocks}
-        self._blocks = [blocks[start] for start in state["starts"].tolist()]
-        self._used = state["used"].tolist()
+        pairs = zip(state["starts"].tolist(), state["used"].tolist(), strict=True)
+        left = [(blocks[start], int(used)) for start, used in pairs]
+        self._blocks = [block for block, _ in left]
+        self._used = [used for _, used in left]
 
     def _leave(self, count: int) -> None:
         if count > 0:

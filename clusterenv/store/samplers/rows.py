@@ -11,7 +11,7 @@ import numpy.typing as npt
 from clusterenv.batch import Batch
 from clusterenv.errors import ConfigError, EmptyStore
 from clusterenv.store.ring import Block, Ints, Ring
-from clusterenv.store.samplers.base import Draw, Numbers, Transitions, wanted
+from clusterenv.store.samplers.base import Draw, Numbers, Transitions, equal_weights, wanted
 from clusterenv.store.sum_tree import SumTree
 
 __all__ = ["Prioritized", "Uniform"]
@@ -39,7 +39,9 @@ class Uniform(Transitions):
         count = wanted(n, "Uniform")
         if self.replace:
             # Twice as fast as rng.integers, and as even: a store is far smaller than 2^53.
-            rows = (rng.random(count) * len(self.ring)).astype(np.int64)
+            parts = rng.random(count)
+            parts *= len(self.ring)
+            rows = parts.astype(np.int64)
             rows += self.ring.first
         elif count > len(self.ring):
             raise EmptyStore(
@@ -48,7 +50,7 @@ class Uniform(Transitions):
             )
         else:
             rows = self.ring.first + rng.choice(len(self.ring), count, replace=False)
-        return Draw(rows, np.ones(count, np.float32))
+        return Draw(rows, equal_weights(count))
 
 
 class Prioritized(Transitions):
@@ -94,6 +96,9 @@ class Prioritized(Transitions):
     def settings(self) -> dict[str, Any]:
         return {"alpha": self.alpha, "beta": self.beta, "epsilon": self.epsilon}
 
+    def bytes_needed(self, capacity: int) -> int:
+        return SumTree.bytes_needed(capacity)
+
     def attach(self, ring: Ring) -> None:
         super().attach(ring)
         self._tree = SumTree(ring.capacity)
@@ -111,16 +116,14 @@ class Prioritized(Transitions):
     def added(self, block: Block, batch: Batch) -> None:
         if "priority" in batch.names:
             given = batch.flat("priority").astype(np.float64)
-            self._put_range(block.start, block.end, self._powers(given))
+            self._put_block(block, self._powers(given))
         else:
-            self._put_range(block.start, block.end, self._largest**self.alpha)
-        self._leave(block)
+            self._put_block(block, self._largest**self.alpha)
 
     def added_only(self, rows: Ints, block: Block) -> None:
         """Note a block of which only some rows may be drawn."""
-        self._put_range(block.start, block.end, 0.0)
+        self._put_block(block, 0.0)
         self._tree.put(self.ring.slots(rows), self._largest**self.alpha)
-        self._leave(block)
 
     def draw(self, n: int | None, rng: np.random.Generator) -> Draw:
         count = wanted(n, "Prioritized")
@@ -128,10 +131,12 @@ class Prioritized(Transitions):
         total = tree.total
         if not total > 0:
             raise EmptyStore("no row has a priority yet; add a batch first: store.add(batch)")
-        strata = (np.arange(count) + rng.random(count)) * (total / count)
+        strata = rng.random(count)
+        strata += np.arange(count)
+        strata *= total / count
         slots = tree.find(strata)
         powers = tree.leaves.take(slots)
-        if not powers.all():  # a number at the very edge between two leaves
+        if np.count_nonzero(powers) < count:  # a number at the very edge between two leaves
             drawable = np.flatnonzero(tree.leaves)
             astray = np.flatnonzero(powers == 0)
             slots[astray] = drawable[
@@ -147,14 +152,15 @@ class Prioritized(Transitions):
         return Draw(rows[at], self._weights(powers[at]))
 
     def _weights(self, powers: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-        weights = (powers * (len(self.ring) / self._tree.total)) ** -self.beta
-        weights /= weights.max()
+        # The rows' number and the total fall out: the least power has the largest weight.
+        weights: npt.NDArray[np.float64] = powers / np.minimum.reduce(powers)
+        np.power(weights, -self.beta, out=weights)
         return weights.astype(np.float32)
 
     def update(self, rows: Ints, priorities: Numbers) -> None:
         values = self._check(priorities, "priorities")
         live = rows >= self.ring.first
-        if not live.all():
+        if np.count_nonzero(live) < len(live):
             rows, values = rows[live], values[live]
         self._tree.put(self.ring.slots(rows), self._powers(values))
 
@@ -164,20 +170,26 @@ class Prioritized(Transitions):
         return {"powers": powers, "largest": np.array([self._largest])}
 
     def restore(self, state: Mapping[str, Numbers]) -> None:
+        powers, largest = state["powers"].astype(np.float64), float(state["largest"][0])
+        if powers.shape != (len(self.ring),) or not 0 < largest < np.inf:
+            raise ValueError(f"{powers.shape} priorities of {len(self.ring)} rows, up to {largest}")
+        self._check(powers, "priorities")
         self._put_range(self._left, self.ring.first, 0.0)
         self._left = self.ring.first
-        self._tree.put(self.ring.slots(np.arange(self.ring.first, self.ring.end)), state["powers"])
-        self._largest = float(state["largest"][0])
+        self._tree.put(self.ring.slots(np.arange(self.ring.first, self.ring.end)), powers)
+        self._largest = largest
 
     def _powers(self, priorities: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         values = priorities + self.epsilon
         if len(values):
-            self._largest = max(self._largest, float(values.max()))
+            self._largest = max(self._largest, float(np.maximum.reduce(values)))
         return values**self.alpha
 
     def _check(self, priorities: Numbers, what: str) -> npt.NDArray[np.float64]:
         values = np.asarray(priorities, np.float64)
-        if len(values) and not (values.min() >= 0 and values.max() < np.inf):
+        if len(values) and not (
+            np.minimum.reduce(values) >= 0 and np.maximum.reduce(values) < np.inf
+        ):
             at = int(np.flatnonzero(~((values >= 0) & np.isfinite(values)))[0])
             raise ConfigError(
                 f"{what}[{at}] is {values[at]}; they are absolute errors, finite and not "
@@ -190,12 +202,19 @@ class Prioritized(Transitions):
         first = self.ring.first
         return first + (slots - first) % self.ring.capacity
 
-    def _leave(self, block: Block) -> None:
-        """Take the priorities of rows that made room for a block."""
-        capacity = self.ring.capacity
-        # What lies where the block is now has the block's priorities already.
-        self._put_range(max(self._left, block.end - capacity), self.ring.first, 0.0)
-        self._left = self.ring.first
+    def _put_block(self, block: Block, powers: Numbers | float) -> None:
+        """Give a block its priorities, and take those of the rows that made room for it."""
+        capacity, first = self.ring.capacity, self.ring.first
+        # What lies where the block is now has the block's priorities.
+        left, self._left = max(self._left, block.end - capacity), first
+        leaving = max(0, first - left)
+        at, count = block.start % capacity, block.end - block.start
+        follow = not leaving or left == block.end - capacity  # right behind the block
+        if follow and at + count + leaving <= capacity:
+            self._tree.put_range(at, at + count, powers, zeros=leaving)
+        else:
+            self._put_range(block.start, block.end, powers)
+            self._put_range(left, first, 0.0)
 
     def _put_range(self, start: int, end: int, powers: Numbers | float) -> None:
         if start >= end:

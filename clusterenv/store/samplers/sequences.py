@@ -12,7 +12,7 @@ from clusterenv.batch import Batch
 from clusterenv.errors import ConfigError, EmptyStore
 from clusterenv.schema import Column
 from clusterenv.store.ring import STEP_COLUMNS, Block, Ints, Ring
-from clusterenv.store.samplers.base import Draw, Numbers, Transitions, next_of, wanted
+from clusterenv.store.samplers.base import Draw, Numbers, Transitions, wanted
 from clusterenv.store.samplers.rows import Prioritized
 
 __all__ = ["Sequences"]
@@ -60,6 +60,9 @@ class Sequences(Transitions):
 
     def settings(self) -> dict[str, Any]:
         return {"length": self.length, "burn_in": self.burn_in, "overlap": self.overlap}
+
+    def bytes_needed(self, capacity: int) -> int:
+        return 0 if self.base is None else self.base.bytes_needed(capacity)
 
     def attach(self, ring: Ring) -> None:
         super().attach(ring)
@@ -127,7 +130,7 @@ class Sequences(Transitions):
         found = self.ring.observations(flat)
         for name in (*STEP_COLUMNS, *columns):
             found[name] = self.ring.columns[name][flat]
-        found |= next_of(self.ring.observations(self.ring.next[flat]))
+        found |= self.ring.observations(self.ring.next[flat], "next_")
         shaped = {
             name: column.reshape(*mask.shape, *column.shape[1:]) for name, column in found.items()
         }
