@@ -1,0 +1,30 @@
+"""Which jobs are asked for again."""
+
+from __future__ import annotations
+
+import pytest
+
+from clusterenv.replacement import lost_jobs
+
+JOBS = {"a": ["a-0", "a-1"], "b": ["b"]}
+
+
+@pytest.mark.parametrize(
+    ("present", "gone", "lost"),
+    [
+        ({"a-0", "a-1", "b"}, {}, []),
+        (set(), {}, []),  # all are queued
+        ({"a-0", "a-1"}, {"b": 80.0}, ["b"]),
+        ({"a-0", "a-1"}, {"b": 90.0}, []),  # its nanny may start another
+        ({"a-1", "b"}, {"a-0": 10.0}, []),  # the job runs
+        ({"b"}, {"a-0": 10.0, "a-1": 95.0}, []),
+        ({"b"}, {"a-0": 10.0, "a-1": 20.0}, ["a"]),
+        ({"b"}, {"a-0": 10.0}, ["a"]),  # the other had not come yet
+        (set(), {"a-0": 1.0, "a-1": 1.0, "b": 1.0}, ["a", "b"]),
+        ({"a-0", "a-1", "b"}, {"c": 1.0}, []),  # of a job that was scaled down
+    ],
+)
+def test_a_job_is_lost_when_all_its_workers_stay_away(
+    present: set[str], gone: dict[str, float], lost: list[str]
+) -> None:
+    assert lost_jobs(JOBS, present, gone, now=100.0, patience=15.0) == lost
