@@ -105,6 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ClusterEnvError as error:
         print(f"clusterenv {name}: {error}", file=sys.stderr)
         return FAILED
+    except SystemExit as end:  # how tyro and argparse end: after --help, or with a complaint
+        return end.code if isinstance(end.code, int) else FAILED
     except KeyboardInterrupt:
         print(f"clusterenv {name}: interrupted", file=sys.stderr)
         return INTERRUPTED
