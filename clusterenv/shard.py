@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -19,7 +17,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 from distributed import get_worker
 from distributed.comm import get_address_host
 from gymnasium.vector import AutoresetMode
@@ -32,6 +29,7 @@ from clusterenv.frames import Failure, Frame, failure_of
 from clusterenv.remote_policy import ActRequest, LocalPolicy
 from clusterenv.schema import Column, Layout
 from clusterenv.stream import Stream
+from clusterenv.time_left import seconds_left
 
 __all__ = ["CallRequest", "Opened", "ResetRequest", "Shard", "ShardSpec", "StepRequest"]
 
@@ -162,7 +160,7 @@ class Shard:
                     self._listener.port,
                     self._listener.token,
                     engine.description,
-                    _seconds_left(self._lifetime),
+                    seconds_left(self._lifetime),
                 )
             )
             if self._closing.is_set():  # while the environments were made
@@ -290,16 +288,6 @@ def _indices(rows: slice | npt.NDArray[np.intp]) -> Sequence[int]:
         return range(rows.start, rows.stop)
     indices: list[int] = rows.tolist()
     return indices
-
-
-def _seconds_left(lifetime: float | None) -> float | None:
-    """Return the seconds until this process must end, by its lifetime or by Slurm's clock."""
-    ends = []
-    if lifetime:
-        ends.append(psutil.Process().create_time() + lifetime)
-    if end := os.environ.get("SLURM_JOB_END_TIME"):
-        ends.append(float(end))
-    return min(ends) - time.time() if ends else None
 
 
 def _bindable_host(address: str) -> str:

@@ -1,0 +1,58 @@
+"""How long a worker's process has left: its lifetime, or the end of its Slurm job."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+
+import psutil
+
+__all__ = ["parse_slurm", "seconds_left"]
+
+_ASK_SECONDS = 10.0
+
+
+def seconds_left(lifetime: float | None) -> float | None:
+    """Return the seconds until this process must end, or ``None`` if nothing says so.
+
+    Parameters
+    ----------
+    lifetime
+        Of the Dask worker, from the start of its process, if it has one.
+    """
+    left = []
+    if lifetime:
+        left.append(psutil.Process().create_time() + lifetime - time.time())
+    if end := os.environ.get("SLURM_JOB_END_TIME"):  # set by Slurm 23.02 and newer
+        left.append(float(end) - time.time())
+    elif job := os.environ.get("SLURM_JOB_ID"):
+        told = _ask_slurm(job)
+        if told is not None:
+            left.append(told)
+    return min(left) if left else None
+
+
+def _ask_slurm(job: str) -> float | None:
+    try:
+        words = ["squeue", "--noheader", "--jobs", job, "--format", "%L"]
+        asked = subprocess.run(words, capture_output=True, text=True, timeout=_ASK_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):  # then the job's end comes as a loss
+        return None
+    return parse_slurm(asked.stdout.strip())
+
+
+def parse_slurm(text: str) -> float | None:
+    """Return the seconds of ``[[days-]hours:]minutes:seconds``; ``None`` for any other text.
+
+    Examples
+    --------
+    >>> parse_slurm("1-02:03:04"), parse_slurm("59:58"), parse_slurm("UNLIMITED")
+    (93784.0, 3598.0, None)
+    """
+    found = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)", text)
+    if found is None:
+        return None
+    days, hours, minutes, seconds = (float(part or 0) for part in found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
