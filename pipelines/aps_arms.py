@@ -12,7 +12,7 @@ from clusterenv.errors import ConfigError
 __all__ = ["Args", "Arm", "Outcome", "Verdict", "arms", "by_arm", "judge", "mean", "table"]
 
 RULES = ("every-version", "divergence", "every", "never")
-SETTINGS = ("env", "total_steps", "num_envs", "horizon", "shards")  # the same for all runs
+SETTINGS = ("env", "total_steps", "num_envs", "horizon", "minibatches", "shards")  # of all runs
 CURVE = ("steps", "mean_return", "pulls", "weight_bytes")
 NEAR, FEW = 0.05, 0.10  # of every-version's return and weight bytes: what the claim allows
 Curves = Mapping[str, Sequence[Mapping[str, float]]]
@@ -29,6 +29,7 @@ class Args:
     total_steps: int = 500_000  # of each run
     num_envs: int = 16  # environments, all shards together
     horizon: int = 128  # steps of each environment between two updates
+    minibatches: int = 16  # of each update
     shards: int = 2  # worker processes
     cluster: str | None = None  # scheduler address, file or jobqueue name; else this machine
     out: Path = Path("docs/experiments/aps")  # summary, curves and plots; runs/ is not for git
