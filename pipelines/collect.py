@@ -160,8 +160,9 @@ def _collect(args: Args, policy: Policy, journal: Journal) -> Result:
     except ClusterEnvError:
         # In a terminal, Ctrl-C also reaches the workers of a local cluster.
         if not interrupt.wanted:
-            commit()
-            line.say(f"saved {rows:,} rows in {args.out}; the same command goes on from there")
+            if seconds:  # something was collected
+                commit()
+                line.say(f"saved {rows:,} rows in {args.out}; the same command goes on from there")
             raise
     commit()
     line.show(rows, seconds, mean(episodes.returns), last=True)

@@ -19,16 +19,19 @@ import clusterenv
 def client() -> Iterator[Client]:
     """Three worker processes that all tests share.
 
-    Dask's configuration holds the certificates, so that tests may connect by address too.
+    Dask's configuration holds the certificates, also that of processes which tests start, so
+    that they may connect by address too.
     """
     client = clusterenv.connect("local", n_workers=3)
-    with dask.config.set(
-        {
-            "distributed.comm.tls.ca-file": client.security.tls_ca_file,
-            "distributed.comm.tls.client.cert": client.security.tls_client_cert,
-            "distributed.comm.tls.client.key": client.security.tls_client_key,
-        }
-    ):
+    keys = {
+        "ca-file": client.security.tls_ca_file,
+        "client.cert": client.security.tls_client_cert,
+        "client.key": client.security.tls_client_key,
+    }
+    for key, pem in keys.items():
+        name = key.upper().replace("-", "_").replace(".", "__")
+        os.environ[f"DASK_DISTRIBUTED__COMM__TLS__{name}"] = pem
+    with dask.config.set({f"distributed.comm.tls.{key}": pem for key, pem in keys.items()}):
         yield client
     client.close()
 

@@ -27,7 +27,7 @@ class Args:
 def test_rows_and_learner_are_of_one_commit_whenever_a_session_is_killed(tmp_path: Path) -> None:
     script = Path(__file__).with_name("killed_sessions.py")
     done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path), "40"],
+        [sys.executable, str(script), str(tmp_path), "25"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])},
         capture_output=True,
         text=True,
