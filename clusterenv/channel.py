@@ -14,11 +14,14 @@ from __future__ import annotations
 import hmac
 import pickle
 import secrets
+import select
 import socket
 import ssl
 import struct
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import cloudpickle
@@ -31,6 +34,7 @@ _HEADER = struct.Struct("<IIQ")
 _TOKEN_BYTES = 32
 _HANDSHAKE_SECONDS = 5.0
 _IOV_MAX = 512  # buffers per system call; Linux allows 1,024
+_TLS_BLOCK = 1 << 18  # bytes encrypted at a time; the other direction waits for no more
 # A peer whose machine vanished without a word is noticed within half a minute.
 # Keep-alive serves an idle connection, the user timeout one with bytes on the way (in ms).
 _KEEPALIVE = (
@@ -71,11 +75,15 @@ class Header(NamedTuple):
 
 
 class Channel:
-    """One end of a connection; not for use by two threads at once."""
+    """One end of a connection; one thread may send while another receives."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._gather = not isinstance(sock, ssl.SSLSocket)  # TLS has no sendmsg
+        # OpenSSL allows one thread at a time, so nobody may wait for the network in a call of it.
+        self._tls = threading.Lock()
+        if not self._gather:
+            sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _KEEPALIVE:
@@ -109,7 +117,10 @@ class Channel:
 
     def has_buffered(self) -> bool:
         """Whether bytes were decrypted already, so that no selector would report them."""
-        return isinstance(self._sock, ssl.SSLSocket) and self._sock.pending() > 0
+        if not isinstance(self._sock, ssl.SSLSocket):
+            return False
+        with self._tls:
+            return self._sock.pending() > 0
 
     def send(self, kind: int, blob: bytes = b"", body: Sequence[Array] = ()) -> None:
         """Send a frame; returns when the system has taken all of it."""
@@ -120,7 +131,10 @@ class Channel:
         try:
             if not self._gather:
                 for part in _bytes_of((head, *body)):
-                    self._sock.sendall(part)
+                    done = 0
+                    while done < part.nbytes:
+                        block = part[done : done + _TLS_BLOCK]
+                        done += self._alone(partial(self._sock.send, block)) or 0
                 return
             done = self._sock.sendmsg((head, *body[:_IOV_MAX]))
             if done < len(head) + size:
@@ -135,6 +149,44 @@ class Channel:
         raw = bytearray(_HEADER.size)
         self._fill((raw,), _HEADER.size)
         return Header(*_HEADER.unpack(raw))
+
+    def try_header(self) -> Header | None:
+        """Return the next frame's header if it has come.
+
+        What a selector reports under TLS may be a message of the protocol and no frame.
+        """
+        if self._gather:
+            return self.recv_header()
+        raw = bytearray(_HEADER.size)
+        try:
+            done = self._alone(partial(self._sock.recv_into, raw), wait=False)
+        except OSError as error:
+            raise ChannelClosed(f"the connection broke while receiving: {error}") from error
+        if done is None:
+            return None
+        if not done:
+            raise ChannelClosed("the other end closed the connection")
+        self._fill((memoryview(raw)[done:],), _HEADER.size - done)
+        return Header(*_HEADER.unpack(raw))
+
+    def _alone(self, call: Callable[[], int], wait: bool = True) -> int | None:
+        """Make a call of OpenSSL while no other thread does, and wait outside of it."""
+        while True:
+            with self._tls:
+                try:
+                    return call()
+                except ssl.SSLWantReadError:
+                    wanted = select.POLLIN
+                except ssl.SSLWantWriteError:
+                    wanted = select.POLLOUT
+            if not wait:
+                return None
+            poll = select.poll()
+            try:
+                poll.register(self._sock, wanted)
+            except ValueError as error:  # closed meanwhile
+                raise ChannelClosed("the connection was closed") from error
+            poll.poll()
 
     def recv_raw(self, header: Header) -> bytearray:
         """Read the frame's blob as it travelled."""
@@ -155,7 +207,7 @@ class Channel:
             raise ChannelClosed(f"expected a body of {size} bytes, got one of {header.body}")
         self._fill(arrays, size)
 
-    def _fill(self, buffers: Sequence[bytearray | Array], size: int) -> None:
+    def _fill(self, buffers: Sequence[bytearray | memoryview | Array], size: int) -> None:
         if not size:
             return
         try:
@@ -169,7 +221,7 @@ class Channel:
                 if self._gather:
                     done = self._sock.recvmsg_into(parts[:_IOV_MAX])[0]
                 else:
-                    done = self._sock.recv_into(parts[0])
+                    done = self._alone(partial(self._sock.recv_into, parts[0])) or 0
                 if not done:
                     raise ChannelClosed("the other end closed the connection")
         except OSError as error:
@@ -262,7 +314,7 @@ def _bind(host: str, ports: Sequence[int] | None) -> socket.socket:
     raise OSError(f"no free port for a channel on {host} in {ports}: {error}")
 
 
-def _bytes_of(buffers: Sequence[bytes | bytearray | Array]) -> list[memoryview]:
+def _bytes_of(buffers: Sequence[bytes | bytearray | memoryview | Array]) -> list[memoryview]:
     """Return flat views of the bytes, without those that have none."""
     views = [memoryview(buffer) for buffer in buffers]
     return [view.cast("B") for view in views if view.nbytes]

@@ -393,7 +393,9 @@ class Collector:
 
     def _read(self, selector: selectors.BaseSelector, link: Link) -> None:
         try:
-            header = link.channel.recv_header()
+            header = link.channel.try_header()
+            if header is None:
+                return
             blob = link.channel.recv_blob(header)
             link.pulse.heard(time.monotonic())
             if header.kind == Frame.FRAGMENT:

@@ -92,7 +92,8 @@ class Exchange:
         size = len(blob) + sum(array.nbytes for array in body)
         unanswered = self._unanswered[shard]
         while unanswered and sum(each.size for each in unanswered) + size > _UNANSWERED_BYTES:
-            self._read(self._fleet.links[shard])
+            for link in self._readable():
+                self._read(link)
         link = self._fleet.links[shard]
         try:
             link.channel.send(kind, blob, body)
@@ -119,7 +120,9 @@ class Exchange:
 
     def _read(self, link: Link) -> None:
         try:
-            header = link.channel.recv_header()
+            header = link.channel.try_header()
+            if header is None:
+                return
             blob = link.channel.recv_blob(header)
             reader = self._unanswered[link.index][0].reader
             failed = header.kind == Frame.FAILED

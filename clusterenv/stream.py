@@ -12,7 +12,7 @@ import queue
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -35,6 +35,9 @@ __all__ = ["SWITCHES", "Announcement", "PolicyClient", "Stream", "StreamSpec"]
 logger = logging.getLogger("clusterenv")
 
 _SHELF_SECONDS = 5.0
+
+Ticket = bool | Literal["drain"] | None
+"""Whether a fragment shall be fresh; or to hand the shard over, or to stop."""
 
 SWITCHES = ("fragment", "step")
 """Between what a shard may change its policy."""
@@ -134,13 +137,12 @@ class Stream:
             env_seeds(spec.seed, incarnation, first, engine.num_envs),
             spec.env_faults,
         )
-        self._tickets: queue.SimpleQueue[bool | None] = queue.SimpleQueue()
+        self._tickets: queue.SimpleQueue[Ticket] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[tuple[Fragment, FragmentMeta] | None] = queue.SimpleQueue()
         self._shelf = shelf_of(fleet)
         self._changed = threading.Condition()
         self._arrived: Weights | None = None
         self._closed = False
-        self._draining = False
         self._busy = False  # whether environments are being stepped
 
     def run(self, channel: Channel) -> None:
@@ -155,7 +157,7 @@ class Stream:
             helper.start()
         try:
             while (fresh := self._tickets.get()) is not None:
-                if self._draining:
+                if fresh == "drain":  # every ticket before it was good for a fragment
                     self._hand_over(helpers)
                     break
                 self._synchronize(wait=fresh)
@@ -248,8 +250,7 @@ class Stream:
                 elif header.kind == Frame.WEIGHTS:
                     self._receive(header, blob)
                 elif header.kind == Frame.DRAIN:
-                    self._draining = True
-                    self._tickets.put(False)
+                    self._tickets.put("drain")
                 elif header.kind == Frame.PING:
                     with self._send_lock:
                         self._channel.send(Frame.PONG, dumps((self._loop.steps, self._busy)))
