@@ -67,6 +67,12 @@ def footprint() -> dict[str, set[str]]:
     }
 
 
+def left_behind(before: dict[str, set[str]]) -> dict[str, set[str]]:
+    """Return what this process holds and did not hold before; others' leftovers may go."""
+    now = footprint()
+    return {kind: now[kind] - before[kind] for kind in now if now[kind] - before[kind]}
+
+
 def shard_footprint(client: Client) -> dict[str, list[str]]:
     """Return what shards hold on every worker: threads, and actors that Dask still knows."""
 
