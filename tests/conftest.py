@@ -68,8 +68,15 @@ def footprint() -> dict[str, set[str]]:
 
 
 def left_behind(before: dict[str, set[str]]) -> dict[str, set[str]]:
-    """Return what this process holds and did not hold before; others' leftovers may go."""
+    """Return what this process holds and did not hold before; others' leftovers may go.
+
+    The shared cluster's own processes connect to its scheduler, in this one, as they like.
+    """
+    listening = [name.split(" () ")[0] for name in before["connections"] if "LISTEN" in name]
     now = footprint()
+    now["connections"] = {
+        name for name in now["connections"] if not any(address in name for address in listening)
+    }
     return {kind: now[kind] - before[kind] for kind in now if now[kind] - before[kind]}
 
 

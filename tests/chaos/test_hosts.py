@@ -145,10 +145,30 @@ def test_a_host_that_is_cut_off_and_comes_back(hosts: Hosts) -> None:
     check(batches)
 
 
+def far_away(device: str) -> bool:
+    """Delay what goes to a host by 50 ms and lose 1 % of it; return whether that works here."""
+    if shutil.which("tc") is None:
+        return False
+    words = ["tc", "qdisc", "add", "dev", device, "root", "netem", "delay", "50ms", "loss", "1%"]
+    return subprocess.run(words, capture_output=True).returncode == 0
+
+
+def has_netem() -> bool:
+    """Whether the kernel can delay and lose packets, tried on a device of its own."""
+    device = f"{NAME}t"
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        return False
+    made = subprocess.run(["ip", "link", "add", device, "type", "veth"], capture_output=True)
+    try:
+        return made.returncode == 0 and far_away(device)
+    finally:
+        subprocess.run(["ip", "link", "del", device], capture_output=True)
+
+
 @pytest.mark.timeout(300)
+@pytest.mark.skipif(not has_netem(), reason="a delay with loss needs tc and a kernel with netem")
 def test_a_host_that_is_far_away_is_slow_and_not_lost(hosts: Hosts) -> None:
-    if not far_away(hosts.outer(2)):
-        pytest.skip("a delay of 50 ms with 1 % loss needs tc, and a kernel with netem")
+    assert far_away(hosts.outer(2))
     batches: list[Batch] = []
     with clusterenv.connect(f"tcp://{hosts.address(0)}:8786") as client:
         client.wait_for_workers(3, timeout=60)
@@ -157,11 +177,3 @@ def test_a_host_that_is_far_away_is_slow_and_not_lost(hosts: Hosts) -> None:
             assert {batch.shard for batch in batches} == {0, 1, 2}
             assert collector.stats().restarts == 0
     check(batches)
-
-
-def far_away(device: str) -> bool:
-    """Delay what goes to a host by 50 ms and lose 1 % of it; return whether that works here."""
-    if shutil.which("tc") is None:
-        return False
-    words = ["tc", "qdisc", "add", "dev", device, "root", "netem", "delay", "50ms", "loss", "1%"]
-    return subprocess.run(words, capture_output=True).returncode == 0
