@@ -388,7 +388,7 @@ def test_an_environment_that_raises_is_named(client: Client) -> None:
         horizon=8,
         shards=2,
         cluster=client,
-        restarts=clusterenv.Restarts(0),
+        env_faults=clusterenv.EnvFaults(0),
     )
     with pytest.raises(errors.EnvError, match=r"environment 3 of shard 1(.|\n)*diverged"):
         collector.rollout()
