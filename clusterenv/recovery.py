@@ -135,13 +135,16 @@ class Recovery:
 
     # What must be remembered
 
-    def began(self, seeds: list[int | None], mask: npt.NDArray[np.bool_] | None) -> None:
-        """Note that environments were reset by their user: nothing is due to them."""
-        for env, seed in enumerate(seeds):
+    def began(self, ids: Ids, seeds: list[int | None], mask: npt.NDArray[np.bool_] | None) -> None:
+        """Note that of these environments all, or those of a mask, are reset by their user.
+
+        Nothing is due to them any more. ``seeds`` and ``mask`` are of all environments.
+        """
+        for env in ids.tolist():
             if mask is None or mask[env]:
                 self._due[env] = _NOTHING
-                if seed is not None:
-                    self._seeds[env] = seed
+                if seeds[env] is not None:
+                    self._seeds[env] = seeds[env]
 
     def saw(self, ids: Ids, obs: list[Column]) -> None:
         """Remember the newest observations, where they may be needed as last ones."""

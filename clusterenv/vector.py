@@ -396,7 +396,6 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         mask: npt.NDArray[np.bool_] | None,
         result: _Result | None,
     ) -> None:
-        self._recovery.began(seeds, mask)
         for whole in self._whole:
             self._send_reset_of(whole, seeds, options, mask, result)
         chosen = slice(None) if mask is None else mask
@@ -414,11 +413,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         own_mask = None if mask is None else mask[whole.span]
         blob = dumps_by_value(tuple(ResetRequest(seeds[whole.span], options, own_mask)))
         reader = self._reader(result, whole.span if result else slice(None), whole.ids)
-
-        def again() -> None:
-            self._recovery.began(seeds, mask)
-            self._send_reset_of(whole, seeds, options, mask, result)
-
+        again = partial(self._send_reset_of, whole, seeds, options, mask, result)
+        self._recovery.began(whole.ids, seeds, mask)
         with self._closing_on_error():
             self._exchange.send(whole.shard, Frame.RESET, reader, again, blob)
 

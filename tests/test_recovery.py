@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -141,6 +143,35 @@ def test_a_loss_during_reset_gives_the_reset_that_was_asked_for(fragile: Client)
         assert not truncated.any()
         kill(envs, 0)
         assert len(set(envs.call("pid"))) == 2  # a call is made again
+
+
+class SlowToBegin(Steps):
+    """Resets of seeds from 100 on take their time."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if (seed or 0) >= 100:
+            time.sleep(2)
+        return super().reset(seed=seed, options=options)
+
+
+def test_a_shard_lost_after_its_reset_is_due_a_truncation_all_the_same(fragile: Client) -> None:
+    with clusterenv.make_vec(SlowToBegin, 2, shards=2, cluster=fragile) as envs:
+        envs.reset(seed=1)
+        pids = envs.call("pid")
+
+        def kill_both() -> None:
+            for pid in pids:  # the first has answered, the second has not
+                time.sleep(0.5)
+                os.kill(pid, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill_both)
+        killer.start()
+        envs.reset(seed=[2, 100])
+        killer.join()
+        obs, _, _, truncated, info = envs.step([2] * 2)
+        assert truncated.tolist() == [True, False]
+        assert info["_lost"].tolist() == [True, False]
+        assert obs[:, 0, 1].tolist() == [0, 1]
 
 
 def test_the_policy_goes_to_the_shard_that_is_back(fragile: Client) -> None:
