@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import dask
 from dask.system import CPU_COUNT
-from distributed import Client, LocalCluster, Worker, WorkerPlugin
+from distributed import Client, LocalCluster, Nanny, Worker, WorkerPlugin
 from distributed.deploy import Cluster
 from distributed.security import Security
 
@@ -71,6 +71,13 @@ class _OwningClient(Client):  # type: ignore[misc]  # distributed is untyped
         result = super().close(*args, **kwargs)
         self.afterwards.close()
         return result
+
+
+class _PagelessNanny(Nanny):  # type: ignore[misc]  # distributed is untyped
+    """Starts a worker that shows no pages, though its HTTP has an address."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{**options, "dashboard": False})
 
 
 def connect(
@@ -257,6 +264,9 @@ def _local_options(options: dict[str, Any]) -> dict[str, Any]:
         # Without a dashboard Dask still serves metrics over HTTP: keep that on loopback.
         "scheduler_kwargs": {"dashboard_address": address or LOOPBACK},
         "worker_dashboard_address": LOOPBACK,
+        **(
+            {} if address or options.get("processes") is False else {"worker_class": _PagelessNanny}
+        ),
         **options,
         "dashboard_address": address,
     }
