@@ -73,8 +73,7 @@ def _store(directory: Path) -> list[tuple[str, str]]:
     whole = without_damaged(directory, manifest)
     damaged = [s.file for s in manifest.segments if s not in whole.segments]
     lines: list[tuple[str, str]] = []
-    if "args" in note:
-        args = note["args"]
+    if args := note.get("args") or note.get("dataset"):
         lines.append(("environment", str(args.get("env"))))
         if "finished" in note:
             lines.append(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import dask
+import gymnasium as gym
 import pytest
 from conftest import wait_until
 from distributed import Client, LocalCluster
@@ -34,6 +35,21 @@ def test_free_workers_take_shards_up_to_a_number() -> None:
     assert shards_to_add(1, 9, {"a": 1, "b": 0, "c": 0}, ()) == 2
     assert shards_to_add(1, 9, {"a": 1, "b": 0, "c": 0}, {"c"}) == 1
     assert shards_to_add(5, 2, {"a": 0}, ()) == 0
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ({"restarts": 3}, r"restarts=3 is no rule: restarts=clusterenv.Restarts\(5\)"),
+        ({"env_faults": 0}, r"env_faults=0 is no rule: env_faults=clusterenv.EnvFaults\(5\)"),
+        ({"shards": 2, "max_shards": 1}, "at least shards=2, got 1: max_shards=4"),
+        ({"max_shards": 2.5}, "max_shards must be an integer"),
+    ],
+)
+def test_bad_rules_are_refused_before_anything_is_placed(rule: Any, message: str) -> None:
+    policy = clusterenv.policies.Random(gym.spaces.Discrete(2))
+    with pytest.raises(clusterenv.errors.ConfigError, match=message):
+        clusterenv.Collector("CartPole-v1", policy, num_envs=4, horizon=8, **rule)
 
 
 def take_until(

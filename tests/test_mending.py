@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 import clusterenv
-from clusterenv import EnvFaults, errors
+from clusterenv import Batch, EnvFaults, ReplayStore, errors
 from clusterenv.env_loop import Acting, EnvLoop
 from clusterenv.envs import EnvRaised, Recipe, build
 from clusterenv.fragment import Fragment
@@ -100,6 +100,20 @@ def loop_of(
     return lambda: loop.fragment(Acting(0, {}))
 
 
+def batch_of(fragment: Fragment) -> Batch:
+    return Batch(
+        fragment.columns,
+        fragment.num_envs,
+        tail_rows=fragment.tail_rows,
+        tail=fragment.tail,
+        state=fragment.state,
+        shard=0,
+        incarnation=0,
+        policy_version=0,
+        cuts=fragment.cuts,
+    )
+
+
 def column(fragment: Fragment, name: str, env: int) -> list[Any]:
     values: list[Any] = fragment.columns[name][env :: fragment.num_envs].tolist()
     return values
@@ -144,6 +158,18 @@ def test_a_fault_in_the_first_step_of_a_fragment_cuts_the_one_before() -> None:
     assert [cut.time for cut in second.cuts] == [-1]
     assert not first.returns
     assert not second.returns  # of a cut episode that no row ends
+
+
+def test_a_store_joins_nothing_across_a_cut() -> None:
+    fragments = loop_of({0: {4: "raise"}, 1: {9: "nan"}})
+    store = ReplayStore(100, seed=1)
+    for _ in range(3):
+        store.add(batch_of(fragments()))
+    sample = store.sample(500)
+    obs, following = sample["obs"], sample["next_obs"]
+    np.testing.assert_array_equal(following[:, 0], obs[:, 0])  # the mark of the same episode
+    np.testing.assert_array_equal(following[:, 1], obs[:, 1] + 1)
+    assert {10, 20, 30} < set(obs[:, 0].tolist())  # rows of before the cuts and of after
 
 
 def test_an_environment_that_cannot_begin_again_is_rebuilt_after_its_episode() -> None:
