@@ -123,13 +123,15 @@ class Collector:
         self.closed = False
         rule = EveryVersion() if sync is None else sync
         restarts = Restarts() if restarts is None else restarts
+        env_faults = EnvFaults() if env_faults is None else env_faults
         _check(policy, horizon, credits, rule, switch)
+        _check_survival(restarts, env_faults, shards, max_shards)
         # The loop resets in the same step, so that no step is spent on resetting.
         loop = engine in ("auto", "gymnasium")
         mode = AutoresetMode.SAME_STEP if loop else AutoresetMode.NEXT_STEP
         recipe = make_recipe(env, num_envs, engine, mode, wrappers, env_kwargs)
         try:
-            spec = StreamSpec(policy, rule, horizon, seed, 0, switch, env_faults or EnvFaults())
+            spec = StreamSpec(policy, rule, horizon, seed, 0, switch, env_faults)
             stream = cloudpickle.dumps(spec)
         except Exception as error:
             raise ConfigError(
@@ -169,6 +171,7 @@ class Collector:
             self._drain,
             self._received.put,
         )
+        self._telemetry = self._fleet.telemetry(_title(env))
         self._intake = threading.Thread(target=self._receive, name="clusterenv-intake", daemon=True)
         self._intake.start()
         _open.add(self)
@@ -275,6 +278,11 @@ class Collector:
         with self._tally.lock:
             return self._tally.stats(self._publisher, self._received.qsize())
 
+    @property
+    def dashboard_link(self) -> str | None:
+        """Where Dask's dashboard shows the shards; ``None`` if the cluster has no dashboard."""
+        return self._telemetry.link
+
     # What runs beside the reader
 
     def _receive(self) -> None:
@@ -310,6 +318,8 @@ class Collector:
         if now - self._looked < _WATCH_SECONDS:
             return
         self._looked = now
+        if self._telemetry.due(now):
+            self._telemetry.tell(now, self._publisher.newest.version, self.stats())
         for quiet in links:
             if quiet.lost:
                 continue
@@ -535,6 +545,28 @@ def _check(policy: Any, horizon: int, credit: int, rule: Any, switch: Any) -> No
         raise ConfigError(
             f"switch={switch!r} is unknown; a shard changes its policy between fragments, "
             "switch='fragment', or between steps, switch='step'"
+        )
+
+
+def _title(env: Any) -> str:
+    """Return what people call an environment."""
+    env = env[0] if isinstance(env, Sequence) and not isinstance(env, str) else env
+    return str(getattr(env, "id", None) or getattr(env, "__name__", None) or env)
+
+
+def _check_survival(restarts: Any, env_faults: Any, shards: Any, max_shards: Any) -> None:
+    if not isinstance(restarts, Restarts):
+        raise ConfigError(f"restarts={restarts!r} is no rule: restarts=clusterenv.Restarts(5)")
+    if not isinstance(env_faults, EnvFaults):
+        raise ConfigError(
+            f"env_faults={env_faults!r} is no rule: env_faults=clusterenv.EnvFaults(5)"
+        )
+    if max_shards is None:
+        return
+    if not isinstance(max_shards, int) or max_shards < (shards or 1):
+        raise ConfigError(
+            f"max_shards must be an integer, at least shards={shards}, got {max_shards!r}: "
+            f"max_shards={2 * (shards or 1)}"
         )
 
 

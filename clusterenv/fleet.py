@@ -29,6 +29,7 @@ from clusterenv.frames import Failure
 from clusterenv.keep import keep_shards
 from clusterenv.shard import Opened, Shard, ShardSpec
 from clusterenv.supervision import Pulse, choose_worker
+from clusterenv.telemetry import Telemetry
 
 __all__ = ["Fleet", "Link", "Share", "env_error", "place", "split"]
 
@@ -171,6 +172,10 @@ class Fleet:
             pure=False,
         )
         return Link(spec, worker, future)
+
+    def telemetry(self, title: str) -> Telemetry:
+        """Return what tells the dashboard of this fleet."""
+        return Telemetry(self._client, self._name, title)
 
     def place_again(self, lost: Link, incarnation: int) -> Link:
         """Open a lost shard's environments anew, on another worker if there is one.
