@@ -23,12 +23,13 @@ demo-ppo: .venv/installed  ## train PPO on CartPole until it is solved
 quickstart: .venv/installed  ## collect from CartPole and LunarLander, step by step
 	$(BIN)/python examples/quickstart.py
 
-# The store's tests need no cluster: they use the time in which the others wait for theirs.
+# Two halves at a time: one waits for clusters while the other computes.
+FIRST := tests/store tests/pipelines tests/test_examples.py tests/test_style.py
 test: .venv/installed  ## run all tests, ruff and mypy among them
-	@$(BIN)/python -m pytest tests/store > .pytest-store.log 2>&1 & store=$$!; \
-	$(BIN)/python -m pytest --ignore=tests/store; others=$$?; \
-	wait $$store; stores=$$?; cat .pytest-store.log; rm -f .pytest-store.log; \
-	exit $$((others + stores))
+	@$(BIN)/python -m pytest $(FIRST) > .pytest-first.log 2>&1 & first=$$!; \
+	$(BIN)/python -m pytest $(FIRST:%=--ignore=%); second=$$?; \
+	wait $$first; first=$$?; cat .pytest-first.log; rm -f .pytest-first.log; \
+	exit $$((first + second))
 
 test-slurm: .venv/installed  ## run the tests on a real Slurm, installed first if this is root on Debian
 	.ci/install-slurm

@@ -158,7 +158,7 @@ def no_scalars(_args: Args, _steps: int) -> dict[str, float]:
     return {}
 
 
-APEX = Arrangement("apex", explorers, no_scalars, least_exploring)
+APEX = Arrangement("apex", "Ape-X", explorers, no_scalars, least_exploring, PRESETS)
 
 
 def train(args: Args) -> Result:

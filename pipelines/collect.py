@@ -26,9 +26,11 @@ from clusterenv import Batch
 from clusterenv.errors import ClusterEnvError, ConfigError
 from clusterenv.policies import EpsilonGreedy, Policy, Random
 from clusterenv.store import Journal, Stack
-from pipelines import options
+from pipelines import dashboard, options
 from pipelines.agents import PPOAgent
+from pipelines.display import Display, duration
 from pipelines.episodes import Episodes, Intake, mean
+from pipelines.metrics import Metrics, collected
 from pipelines.q_networks import QNetwork, stack_of
 from pipelines.run import Interrupt
 from pipelines.sessions import arguments, check_arguments, note_of
@@ -37,7 +39,7 @@ from pipelines.spaces import spaces_of
 __all__ = ["Args", "Result", "collect", "cut", "load_policy"]
 
 SECONDS_BETWEEN_LINES = 5.0
-FREE = ("rows", "shards", "cluster", "commit_seconds", "quiet", "out")
+FREE = ("rows", "shards", "cluster", "commit_seconds", "dashboard", "quiet", "out")
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Args:
     engine: str = "auto"  # what steps the environments on the workers
     seed: int = 1  # environment i gets seed + i
     commit_seconds: float = 30.0  # a kill costs no more than what was collected in this time
+    dashboard: bool = False  # show each shard on Dask's dashboard, on port 8787 of this machine
     quiet: bool = False  # print nothing
 
     def __post_init__(self) -> None:
@@ -112,13 +115,13 @@ def collect(args: Args) -> Result:
 
 def _collect(args: Args, policy: Policy, journal: Journal) -> Result:
     before = rows = journal.manifest.end
-    line = Line(args.rows, before, args.quiet)
+    display = Display(f"Collecting {args.env}", args.rows, args.quiet)
     episodes = Episodes(args.num_envs)
     if rows >= args.rows:
-        line.say(f"{args.out} has {rows:,} rows already; nothing to collect")
+        display.say(f"{args.out} has {rows:,} rows already; nothing to collect")
         return Result(rows, 0, 0.0, math.nan, args.out)
     if rows:
-        line.say(f"going on with {args.out} from {rows:,} rows")
+        display.say(f"going on with {args.out} from {rows:,} rows")
     interrupt = Interrupt("committing and stopping; Ctrl-C again stops at once", args.quiet)
     began = committed = time.monotonic()
     seconds = 0.0
@@ -130,7 +133,9 @@ def _collect(args: Args, policy: Policy, journal: Journal) -> Result:
 
     try:
         with (
+            display,
             interrupt,
+            dashboard.shown(args.dashboard),
             clusterenv.Collector(
                 args.env,
                 policy,
@@ -143,6 +148,7 @@ def _collect(args: Args, policy: Policy, journal: Journal) -> Result:
                 seed=args.seed + rows,  # a session that goes on begins new episodes
             ) as collector,
         ):
+            dashboard.say_where(collector, display)
             began = time.monotonic()
             intake = Intake(collector, episodes, interrupt, incarnation=first)
             for batch in intake:
@@ -151,7 +157,17 @@ def _collect(args: Args, policy: Policy, journal: Journal) -> Result:
                     rows += part.num_rows
                 incarnations = intake.incarnations
                 seconds = time.monotonic() - began
-                line.show(rows, seconds, mean(episodes.returns))
+                if display.due or rows == args.rows:
+                    display.show(
+                        Metrics(
+                            steps=rows,
+                            seconds=seconds,
+                            steps_per_second=(rows - before) / seconds,
+                            episodes=episodes.count,
+                            mean_return=mean(episodes.returns),
+                            **collected(Metrics(), collector.stats()),
+                        )
+                    )
                 if rows == args.rows:
                     break
                 if time.monotonic() - committed >= args.commit_seconds:
@@ -162,11 +178,20 @@ def _collect(args: Args, policy: Policy, journal: Journal) -> Result:
         if not interrupt.wanted:
             if seconds:  # something was collected
                 commit()
-                line.say(f"saved {rows:,} rows in {args.out}; the same command goes on from there")
+                display.say(
+                    f"saved {rows:,} rows in {args.out}; the same command goes on from there"
+                )
             raise
     commit()
-    line.show(rows, seconds, mean(episodes.returns), last=True)
-    line.say(f"dataset: {args.out}; open it with clusterenv.open_dataset({str(args.out)!r})")
+    further = {"rows": 2 * args.rows} if rows == args.rows else {}
+    display.sum_up(
+        [
+            ("rows", f"{rows:,} rows, {rows - before:,} of them in {duration(seconds)}"),
+            ("return", f"{mean(episodes.returns):.1f}, mean of the last 100 episodes"),
+            ("wrote", f"{args.out}: clusterenv.open_dataset({str(args.out)!r}).to_table()"),
+            ("go on", options.command("clusterenv collect", args, {}, **further)),
+        ]
+    )
     return Result(rows, rows - before, seconds, mean(episodes.returns), args.out)
 
 
@@ -268,38 +293,6 @@ def _shape_of(agent: Mapping[str, torch.Tensor]) -> tuple[tuple[int, ...], bool]
     """Return the hidden layers of a PPO agent, and whether it normalises observations."""
     sizes = [len(agent[name]) for name in agent if name.startswith("actor.") and "bias" in name]
     return tuple(sizes[:-1]), "stats.count" in agent
-
-
-class Line:
-    """The line that shows how far a collection is: in place in a terminal, else now and then."""
-
-    def __init__(self, total: int, before: int, quiet: bool) -> None:
-        self._total, self._before, self._quiet = total, before, quiet
-        self._terminal = sys.stdout.isatty()
-        self._shown = -math.inf
-
-    def show(self, rows: int, seconds: float, mean_return: float, last: bool = False) -> None:
-        """Show it, unless that was done a moment ago."""
-        now = time.monotonic()
-        pause = 0.2 if self._terminal else SECONDS_BETWEEN_LINES
-        if self._quiet or (now - self._shown < pause and not last):
-            return
-        self._shown = now
-        rate = (rows - self._before) / seconds if seconds else 0.0
-        left = f"{(self._total - rows) / rate:,.0f} s left" if rate else ""
-        text = (
-            f"{rows:>13,} rows {rows / self._total:4.0%}  {rate:>9,.0f}/s  "
-            f"return {mean_return:8.1f}  {left}"
-        )
-        if self._terminal:
-            print(f"\r\x1b[K{text}", end="\n" if last else "", flush=True)
-        else:
-            print(text, flush=True)
-
-    def say(self, text: str) -> None:
-        """Print a line that stays."""
-        if not self._quiet:
-            print(text, flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

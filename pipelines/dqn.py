@@ -25,21 +25,17 @@ import clusterenv
 from clusterenv.errors import ClusterEnvError
 from clusterenv.policies import EpsilonGreedy
 from clusterenv.store import NStep, Prioritized, Ratio, ReplayStore, Uniform
-from pipelines import options
+from pipelines import dashboard, options
+from pipelines.display import Display, summary
 from pipelines.episodes import Episodes, Intake, mean
 from pipelines.learner_args import FREE, LearnerArgs, refused, survival, sync_rule
+from pipelines.metrics import Metrics, collected
 from pipelines.q_networks import QNetwork, stack_of
 from pipelines.run import Interrupt
 from pipelines.sessions import Session
 from pipelines.spaces import spaces_of
 
 __all__ = ["Args", "Arrangement", "Learner", "Result", "preset", "targets", "train"]
-
-COLUMNS = (
-    *("steps", "seconds", "version", "mean_return", "judged_return", "episodes"),
-    *("steps_per_second", "updates", "loss", "q", "pulls", "weight_bytes", "lag_mean"),
-    "store_bytes",
-)
 
 
 @dataclass(frozen=True)
@@ -159,6 +155,11 @@ class Learner:
         for ours, theirs in pairs:
             ours.lerp_(theirs, self._args.tau)
 
+    @property
+    def lr(self) -> float:
+        """The learning rate."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
     def means(self) -> dict[str, float]:
         """Return loss and value, the means of all updates since the last call."""
         losses, self._losses = self._losses, []
@@ -190,11 +191,15 @@ class Arrangement:
     """Who explores how, and by whose returns a run is judged."""
 
     name: str
+    """Of the command."""
+    title: str
     policy: Callable[[QNetwork, Any], EpsilonGreedy]
     scalars: Callable[[Any, int], dict[str, float]]
     """What is announced with a version, by arguments and steps."""
     judged: Callable[[int], Sequence[int]]
     """Environments, of so many, whose returns tell when the goal is reached."""
+    presets: Mapping[str, Mapping[str, Any]]
+    """What suits an environment."""
 
 
 def epsilon_greedy(q: QNetwork, args: Args) -> EpsilonGreedy:
@@ -214,7 +219,7 @@ def epsilon_schedule(args: Args, steps: int) -> dict[str, float]:
     return {"epsilon": args.epsilon_start + part * (args.epsilon_end - args.epsilon_start)}
 
 
-DQN = Arrangement("dqn", epsilon_greedy, epsilon_schedule, range)
+DQN = Arrangement("dqn", "DQN", epsilon_greedy, epsilon_schedule, range, PRESETS)
 
 
 @dataclass(frozen=True)
@@ -255,20 +260,21 @@ class Training:
     def __init__(self, args: LearnerArgs, arrangement: Arrangement) -> None:
         self.args, self.arrangement = args, arrangement
         name = f"{arrangement.name}-{args.env.replace('/', '-')}-seed{args.seed}"
-        self.session = Session(args, name, COLUMNS, FREE)
+        self.session = Session(args, name, FREE)
         self.run = self.session.run
+        self.title = f"{arrangement.title} on {args.env}"
+        self.display = Display(self.title, args.total_steps, args.quiet)
         observations, actions = spaces_of(args.env, args.engine)
         q = QNetwork(observations, actions, args.hidden, args.duelling)
         self.learner = Learner(q, args)
         self.policy = arrangement.policy(q, args)
         self.episodes = Episodes(args.num_envs, arrangement.judged(args.num_envs))
-        self.row: dict[str, float] = dict.fromkeys(COLUMNS, 0)
-        self.row |= dict.fromkeys(("mean_return", "judged_return"), math.nan)
+        self.metrics = Metrics()
         if self.session.resumes:
             saved = self.run.load()
             self.learner.load_state_dict(saved["learner"])
             self.episodes.load_state_dict(saved["episodes"])
-            self.row = dict(saved["row"])
+            self.metrics = Metrics.read(saved["metrics"])
         self.incarnations = int(self.session.note.get("incarnations", 0))
         base = Prioritized(args.alpha, args.beta) if args.prioritized else Uniform()
         self.sampler = NStep(args.n_step, args.gamma, base)
@@ -283,14 +289,14 @@ class Training:
 
     @property
     def steps(self) -> int:
-        """Rows that the last row of ``progress.csv`` speaks of."""
-        return int(self.row["steps"])
+        """Rows that the last record speaks of."""
+        return self.metrics.steps
 
     @property
     def reached(self) -> bool:
         """Whether the goal is reached."""
-        goal = self.args.stop_at
-        return goal is not None and self.row["judged_return"] >= goal
+        goal, judged = self.args.stop_at, self.metrics.judged_return
+        return goal is not None and judged is not None and judged >= goal
 
     @property
     def over(self) -> bool:
@@ -305,7 +311,7 @@ class Training:
             rows=self.steps,
             incarnation=self.incarnations,
         )
-        past, began, committed = self.row, time.monotonic(), self.steps
+        past, began, committed = self.metrics, time.monotonic(), self.steps
 
         def log() -> None:
             self.incarnations = intake.incarnations
@@ -337,7 +343,7 @@ class Training:
             if not interrupt.wanted:
                 log()
                 self.commit()
-                self.run.say(
+                self.display.say(
                     f"saved {self.session.out} at {self.steps:,} steps; "
                     "the same command goes on from there"
                 )
@@ -348,27 +354,30 @@ class Training:
         """Publish the network, and what the workers need besides."""
         collector.publish(self.policy, **self.arrangement.scalars(self.args, steps))
 
-    def log(self, stats: clusterenv.Stats, past: Mapping[str, float], seconds: float) -> None:
+    def log(self, stats: clusterenv.Stats, past: Metrics, seconds: float) -> None:
         """Write where it stands; ``past`` is where this session began."""
         held = self.store.stats
         steps = held.added_rows
-        self.row = {
-            "steps": steps,
-            "seconds": past["seconds"] + seconds,
-            "version": int(past["version"]) + stats.announcements,
-            "mean_return": mean(self.episodes.returns),
-            "judged_return": self.episodes.judgement,
-            "episodes": self.episodes.count,
-            "steps_per_second": (steps - past["steps"]) / seconds,
-            "updates": self.learner.updates,
-            **self.learner.means(),
-            "pulls": int(past["pulls"]) + stats.pulls,
-            "weight_bytes": int(past["weight_bytes"]) + stats.weight_bytes,
-            "lag_mean": stats.lag_mean,
-            "store_bytes": held.nbytes,
-        }
-        self.run.log(self.row, **self.arrangement.scalars(self.args, steps))
-        self.run.show(self.row, self.args.total_steps)
+        scalars = self.arrangement.scalars(self.args, steps)
+        learner: dict[str, Any] = {**self.learner.means(), **scalars}
+        self.metrics = Metrics(
+            steps=steps,
+            seconds=past.seconds + seconds,
+            steps_per_second=(steps - past.steps) / seconds,
+            episodes=self.episodes.count,
+            mean_return=mean(self.episodes.returns),
+            judged_return=self.episodes.judgement,
+            store_rows=held.rows,
+            store_capacity=held.capacity,
+            store_bytes=held.nbytes,
+            store_age=held.newest_version - held.oldest_version,
+            updates=self.learner.updates,
+            lr=self.learner.lr,
+            **learner,
+            **collected(past, stats),
+        )
+        self.run.log(self.metrics)
+        self.display.show(self.metrics)
 
     def commit(self) -> None:
         """Make rows and learner count together."""
@@ -376,7 +385,7 @@ class Training:
         state = {
             "learner": self.learner.state_dict(),
             "episodes": self.episodes.state_dict(),
-            "row": self.row,
+            "metrics": self.metrics.given(),
             "network": {"hidden": list(args.hidden), "duelling": args.duelling},
         }
         facts = {"steps": self.steps, "incarnations": self.incarnations, "finished": self.over}
@@ -396,17 +405,18 @@ def train(args: LearnerArgs, arrangement: Arrangement = DQN) -> Result:
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     training = Training(args, arrangement)
-    run, out = training.run, training.session.out
+    run, display, out = training.run, training.display, training.session.out
     interrupt = Interrupt("committing and stopping; Ctrl-C again stops at once", args.quiet)
-    with contextlib.closing(run), training.store:
+    with display, contextlib.closing(run), training.store:
         if training.over:
-            run.say(f"{out} is finished, at {training.steps:,} steps")
+            display.say(f"{out} is finished, at {training.steps:,} steps")
         else:
             if training.session.resumes:
-                run.say(f"going on with {out} from {training.steps:,} steps")
+                display.say(f"going on with {out} from {training.steps:,} steps")
             run.open(training.steps)
             with (
                 interrupt,
+                dashboard.shown(args.dashboard),
                 clusterenv.Collector(
                     args.env,
                     training.policy,
@@ -420,24 +430,31 @@ def train(args: LearnerArgs, arrangement: Arrangement = DQN) -> Result:
                     **survival(args),
                 ) as collector,
             ):
+                dashboard.say_where(collector, display)
                 training.learn(collector, interrupt)
                 training.commit()
-            run.show(training.row, args.total_steps, last=True)
-    row = training.row
-    curve = run.draw(f"{arrangement.name} on {args.env}, --sync {args.sync}")
-    run.say(f"wrote {run.progress}, {run.checkpoint} and TensorBoard events")
-    run.say(f"curve: {curve}")
-    run.say(f"dataset: {training.session.journal}; open it with")
-    run.say(f"  clusterenv.open_dataset({str(training.session.journal)!r}).to_table()")
+    metrics, journal = training.metrics, training.session.journal
+    curve = run.draw(f"{training.title}, --sync {args.sync}")
+    files = [
+        f"{out}: {run.progress.name}, metrics.jsonl, {run.checkpoint.name}, TensorBoard events",
+        str(curve),
+        f"{journal}: clusterenv.open_dataset({str(journal)!r}).to_table()",
+    ]
+    further: dict[str, Any] = {"out": out, "stop_at": None if training.reached else args.stop_at}
+    if training.steps >= args.total_steps:
+        further["total_steps"] = 2 * args.total_steps
+    program = f"clusterenv train {arrangement.name}"
+    go_on = options.command(program, args, arrangement.presets, **further)
+    display.sum_up(summary(metrics, run.best, files, go_on))
     return Result(
-        mean_return=row["mean_return"],
-        judged_return=row["judged_return"],
+        mean_return=metrics.mean_return,
+        judged_return=training.episodes.judgement,
         steps=training.steps,
         updates=training.learner.updates,
-        version=int(row["version"]),
-        pulls=int(row["pulls"]),
-        weight_bytes=int(row["weight_bytes"]),
-        seconds=row["seconds"],
+        version=metrics.version,
+        pulls=metrics.pulls,
+        weight_bytes=metrics.weight_bytes,
+        seconds=metrics.seconds,
         reached_at=training.steps if training.reached else None,
         out=out,
     )

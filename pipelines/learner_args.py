@@ -15,7 +15,7 @@ __all__ = ["FREE", "LearnerArgs", "refused", "survival", "sync_rule"]
 # Arguments that may change when a run goes on.
 FREE = (
     *("total_steps", "stop_at", "shards", "cluster", "threads", "log_every", "checkpoint_every"),
-    *("restarts", "restart_wait", "env_faults", "out", "quiet"),
+    *("restarts", "restart_wait", "env_faults", "out", "wandb", "dashboard", "quiet"),
 )
 
 
@@ -61,6 +61,8 @@ class LearnerArgs:
     checkpoint_every: int = 10_000  # steps between two commits of rows and learner
     stop_at: float | None = None  # stop when the last episodes' mean return reaches this
     out: Path | None = None  # run directory; default: under runs/, the same for the same command
+    wandb: bool = False  # log to Weights & Biases too; needs clusterenv[wandb]
+    dashboard: bool = False  # show each shard on Dask's dashboard, on port 8787 of this machine
     quiet: bool = False  # print nothing
 
     def __post_init__(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import shlex
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ import yaml
 
 from clusterenv.errors import ConfigError
 
-__all__ = ["from_file", "read"]
+__all__ = ["command", "from_file", "read"]
 
 Options = TypeVar("Options")
 
@@ -66,6 +67,37 @@ def read(
     default = kind(**{**values, **given})
     text = f"{(description or '').strip()}\n\n{HINT}"
     return tyro.cli(kind, default=default, args=words, description=text, prog=prog)
+
+
+def command(prog: str, args: Any, presets: Mapping[str, Mapping[str, Any]], **changes: Any) -> str:
+    """Return the command that gives these options, with ``changes``.
+
+    Parameters
+    ----------
+    prog
+        The command without options.
+    args
+        A dataclass that :func:`read` has returned; it has ``env``.
+    presets
+        What suits an environment, by its id: it need not be said.
+    **changes
+        Options that shall be others.
+    """
+    args = dataclasses.replace(args, **changes)
+    fields = dataclasses.fields(args)
+    tacit = {field.name: field.default for field in fields}
+    tacit |= {**presets.get(args.env, {}), "env": args.env}
+    words = [*prog.split(), "--env", args.env]
+    for field in fields:
+        value, flag = getattr(args, field.name), field.name.replace("_", "-")
+        if value == tacit[field.name]:
+            continue
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            several = value if isinstance(value, tuple) else (value,)
+            words += [f"--{flag}", *map(str, several)]
+    return shlex.join(words)
 
 
 def from_file(kind: type[Any], path: Path) -> dict[str, Any]:

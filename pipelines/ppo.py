@@ -24,18 +24,15 @@ import clusterenv
 from clusterenv.errors import ClusterEnvError, ConfigError
 from clusterenv.store import Rollout, RolloutStore
 from clusterenv.sync import SyncRule
-from pipelines import gae, options
+from pipelines import dashboard, gae, options
 from pipelines.agents import PPOAgent
+from pipelines.display import Display, summary
+from pipelines.metrics import Metrics, collected
 from pipelines.run import Interrupt, Run
 from pipelines.running import RewardScaler
 from pipelines.spaces import spaces_of
 
 __all__ = ["Args", "PPOAgent", "Result", "preset", "train"]
-
-COLUMNS = (
-    *("steps", "seconds", "version", "mean_return", "episodes", "steps_per_second"),
-    *("pulls", "weight_bytes", "lag_mean", "kl", "entropy", "value_loss", "policy_loss"),
-)
 
 
 @dataclass(frozen=True)
@@ -74,6 +71,8 @@ class Args:
     stop_at: float | None = None  # stop when the last 100 episodes' mean return reaches this
     out: Path | None = None  # run directory; default: a new one under runs/
     resume: bool = False  # go on with the run in --out
+    wandb: bool = False  # log to Weights & Biases too; needs clusterenv[wandb]
+    dashboard: bool = False  # show each shard on Dask's dashboard, on port 8787 of this machine
     quiet: bool = False  # print nothing
 
     def __post_init__(self) -> None:
@@ -205,7 +204,8 @@ def train(args: Args) -> Result:
     torch.manual_seed(args.seed)
     stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     out = args.out or Path("runs") / f"ppo-{args.env.replace('/', '-')}-{args.seed}-{stamp}"
-    run = Run(out, COLUMNS, resume=args.resume, quiet=args.quiet)
+    run = Run(out, resume=args.resume, wandb=args.wandb)
+    title = f"PPO on {args.env}"
     spaces = spaces_of(args.env, args.engine)
     agent = PPOAgent(*spaces, args.hidden, args.normalize_obs)
     optimizer = torch.optim.Adam(agent.parameters(), args.lr, eps=1e-5, fused=True)
@@ -214,21 +214,24 @@ def train(args: Args) -> Result:
     parts: dict[str, Any] = {"agent": agent, "optimizer": optimizer}
     if scaler is not None:
         parts["scaler"] = scaler
-    past: dict[str, float] = {**dict.fromkeys(COLUMNS, 0), "mean_return": math.nan}
+    past = Metrics()
     earlier: list[float] = []
     if args.resume:
         past, earlier = restore(run, parts)
-    row, returns = past, earlier
+    metrics, returns = past, earlier
     reached_at: int | None = None
 
     def save() -> None:
         states = {name: part.state_dict() for name, part in parts.items()}
-        run.save({**states, "rng": torch.get_rng_state(), "row": row, "returns": returns})
+        more = {"metrics": metrics.given(), "returns": returns}
+        run.save({**states, "rng": torch.get_rng_state(), **more})
 
     interrupt = Interrupt("stopping after this update; Ctrl-C again stops at once", args.quiet)
     with (
+        Display(title, args.total_steps, args.quiet) as display,
         contextlib.closing(run),
         interrupt,
+        dashboard.shown(args.dashboard),
         clusterenv.Collector(
             args.env,
             agent,
@@ -238,18 +241,19 @@ def train(args: Args) -> Result:
             cluster=args.cluster,
             engine=args.engine,
             sync=sync_rule(args),
-            seed=args.seed + int(past["steps"]),  # a resumed run goes on with new episodes
+            seed=args.seed + past.steps,  # a resumed run goes on with new episodes
         ) as collector,
     ):
-        run.open(int(past["steps"]))
+        dashboard.say_where(collector, display)
+        run.open(past.steps)
         store = RolloutStore()
         began = time.monotonic()
         version = 0  # what the collector was made with
         try:
             for done in itertools.count(1):
-                if row["steps"] >= args.total_steps or reached_at or interrupt.wanted:
+                if metrics.steps >= args.total_steps or reached_at or interrupt.wanted:
                     break
-                lr = args.lr * (1 - row["steps"] / args.total_steps if args.anneal else 1)
+                lr = args.lr * (1 - metrics.steps / args.total_steps if args.anneal else 1)
                 optimizer.param_groups[0]["lr"] = lr
                 for batch in collector.rollout():
                     store.add(batch, newest_version=version)
@@ -257,30 +261,28 @@ def train(args: Args) -> Result:
                 rewards = rollout["reward"]
                 if scaler is not None:
                     rewards = scaler(rewards, rollout["env"], rollout["step"])
-                losses = update(agent, optimizer, rollout, rewards, args)
+                losses: dict[str, Any] = update(agent, optimizer, rollout, rewards, args)
                 if agent.stats is not None:
                     # Only now: the update needed the statistics that acted.
                     agent.stats.update(rollout["obs"].flatten(0, 1))
                 version = collector.publish(agent)
 
                 stats, seconds = collector.stats(), time.monotonic() - began
-                steps = int(row["steps"]) + rows
+                steps = metrics.steps + rows
                 returns = [*earlier, *stats.returns][-100:]
                 mean = statistics.fmean(returns) if returns else math.nan
-                row = {
-                    "steps": steps,
-                    "seconds": past["seconds"] + seconds,
-                    "version": int(past["version"]) + version,
-                    "mean_return": mean,
-                    "episodes": int(past["episodes"]) + stats.episodes,
-                    "steps_per_second": (steps - past["steps"]) / seconds,
-                    "pulls": int(past["pulls"]) + stats.pulls,
-                    "weight_bytes": int(past["weight_bytes"]) + stats.weight_bytes,
-                    "lag_mean": stats.lag_mean,
+                metrics = Metrics(
+                    steps=steps,
+                    seconds=past.seconds + seconds,
+                    steps_per_second=(steps - past.steps) / seconds,
+                    episodes=past.episodes + stats.episodes,
+                    mean_return=mean,
+                    lr=lr,
                     **losses,
-                }
-                run.log(row, lr=lr)
-                run.show(row, args.total_steps)
+                    **collected(past, stats),
+                )
+                run.log(metrics)
+                display.show(metrics)
                 if args.stop_at is not None and len(returns) >= 100 and mean >= args.stop_at:
                     reached_at = steps
                 if done % args.checkpoint_every == 0:
@@ -289,28 +291,32 @@ def train(args: Args) -> Result:
             # In a terminal, Ctrl-C also reaches the workers of a local cluster.
             if not interrupt.wanted:
                 save()
-                run.say(f"saved {run.checkpoint}; go on from there with --resume --out {out}")
+                display.say(f"saved {run.checkpoint}; go on from there with --resume --out {out}")
                 raise
     save()
-    run.show(row, args.total_steps, last=True)
-    curve = run.draw(f"PPO on {args.env}, --sync {args.sync}")
-    run.say(f"wrote {run.progress}, {run.checkpoint}, {curve} and TensorBoard events to {out}")
+    curve = run.draw(f"{title}, --sync {args.sync}")
+    files = f"{out}: {run.progress.name}, metrics.jsonl, {run.checkpoint.name}, TensorBoard events"
+    further: dict[str, Any] = {"out": out, "resume": True, "stop_at": None}
+    if metrics.steps >= args.total_steps:
+        further["total_steps"] = 2 * args.total_steps
+    go_on = options.command("clusterenv train ppo", args, PRESETS, **further)
+    display.sum_up(summary(metrics, run.best, [files, str(curve)], go_on))
     return Result(
-        mean_return=row["mean_return"],
-        steps=int(row["steps"]),
-        version=int(row["version"]),
-        pulls=int(row["pulls"]),
-        weight_bytes=int(row["weight_bytes"]),
-        seconds=row["seconds"],
+        mean_return=metrics.mean_return,
+        steps=metrics.steps,
+        version=metrics.version,
+        pulls=metrics.pulls,
+        weight_bytes=metrics.weight_bytes,
+        seconds=metrics.seconds,
         reached_at=reached_at,
         out=out,
     )
 
 
-def restore(run: Run, parts: Mapping[str, Any]) -> tuple[dict[str, float], list[float]]:
-    """Bring all parts to the run's checkpoint; return its last row and last 100 returns."""
+def restore(run: Run, parts: Mapping[str, Any]) -> tuple[Metrics, list[float]]:
+    """Bring all parts to the run's checkpoint; return its metrics and last 100 returns."""
     saved = run.load()
-    if absent := parts.keys() ^ (saved.keys() - {"rng", "row", "returns"}):
+    if absent := parts.keys() ^ (saved.keys() - {"rng", "metrics", "returns"}):
         raise ConfigError(
             f"{run.checkpoint} and the arguments differ in {sorted(absent)}; "
             "resume with the arguments that began the run"
@@ -324,7 +330,7 @@ def restore(run: Run, parts: Mapping[str, Any]) -> tuple[dict[str, float], list[
             f"--normalize-obs that began the run: {error}"
         ) from error
     torch.set_rng_state(saved["rng"])
-    return dict(saved["row"]), list(saved["returns"])
+    return Metrics.read(saved["metrics"]), list(saved["returns"])
 
 
 def sync_rule(args: Args) -> SyncRule:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from pipelines.run import Run
 
 __all__ = ["Session", "arguments", "check_arguments", "note_of", "run_directory"]
 
-OF_NO_RUN = ("out", "quiet")
+OF_NO_RUN = ("out", "wandb", "dashboard", "quiet")
 
 
 class Session:
@@ -29,11 +29,9 @@ class Session:
     Parameters
     ----------
     args
-        Arguments of the command, with ``out`` and ``quiet``.
+        Arguments of the command, with ``out`` and ``wandb``.
     name
         Of the directory under ``runs/``, if there is no ``--out``.
-    columns
-        Of ``progress.csv``.
     free
         Arguments that may differ from those that began the run.
 
@@ -43,7 +41,7 @@ class Session:
         If the directory is of another run.
     """
 
-    def __init__(self, args: Any, name: str, columns: Sequence[str], free: Collection[str]) -> None:
+    def __init__(self, args: Any, name: str, free: Collection[str]) -> None:
         self.out = run_directory(args, name)
         self.journal = self.out / "replay"
         if (self.out / "checkpoint.pt").exists():
@@ -57,10 +55,9 @@ class Session:
         self.resumes = note is not None
         self.run = Run(
             self.out,
-            columns,
             resume=self.resumes,
-            quiet=args.quiet,
             checkpoint=self.note["learner"],
+            wandb=args.wandb,
         )
         self._args = arguments(args)
         self._number = int(self.note["number"])

@@ -231,7 +231,7 @@ def test_a_checkpoint_cannot_run_code(tmp_path: Path) -> None:
     went_off = tmp_path / "went-off"
     torch.save({"agent": Bomb(went_off)}, tmp_path / "checkpoint.pt")
     with pytest.raises(pickle.UnpicklingError, match=r"[Ww]eights"):
-        Run(tmp_path, ("steps", "mean_return"), resume=True).load()
+        Run(tmp_path, resume=True).load()
     box, two = gym.spaces.Box(-1, 1, (4,)), gym.spaces.Discrete(2)
     with pytest.raises(ConfigError, match="is no checkpoint for this environment"):
         load_policy(str(tmp_path), box, two, 0.0)

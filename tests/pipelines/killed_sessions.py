@@ -24,12 +24,12 @@ from pipelines.sessions import Session, note_of
 @dataclass(frozen=True)
 class Args:
     out: Path
-    quiet: bool = True
+    wandb: bool = False
 
 
 def session(out: Path) -> None:
     """Go on from the last commit, and commit batch after batch until killed."""
-    session = Session(Args(out), "none", ("steps", "mean_return"), ())
+    session = Session(Args(out), "none", ())
     store = ReplayStore(500, sampler=Prioritized(), journal=session.journal)
     before = session.run.load()["rows"] if session.resumes else 0
     assert store.stats.added_rows == before

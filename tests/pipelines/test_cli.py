@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import pytest
 from clusterenv.errors import ConfigError
 from pipelines import cli, options
 from pipelines.collect import Args as CollectArgs
-from pipelines.dqn import PRESETS, Args
+from pipelines.dqn import PRESETS, Args, preset
 
 
 def test_help_lists_every_command_and_its_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,3 +121,17 @@ complete_words clusterenv train dqn --env CartPole-v1 --rows-
     )
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
     assert done.stdout.splitlines() == ["train", "apex", "--rows-per-update"], done.stderr
+
+
+def test_the_command_that_goes_on_gives_the_same_options() -> None:
+    args = preset(
+        "LunarLander-v3", seed=3, hidden=(32, 16), anneal=False, out=Path("runs/a b"), stop_at=200.0
+    )
+    said = options.command("clusterenv train dqn", args, PRESETS, total_steps=7)
+    assert said == (
+        "clusterenv train dqn --env LunarLander-v3 --total-steps 7 --seed 3 --no-anneal "
+        "--hidden 32 16 --stop-at 200.0 --out 'runs/a b'"
+    )
+    words = shlex.split(said)[3:]
+    again = options.read(Args, words, presets=PRESETS)
+    assert again == dataclasses.replace(args, total_steps=7)

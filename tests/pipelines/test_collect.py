@@ -122,7 +122,7 @@ def test_ctrl_c_commits_what_there_is(tmp_path: Path, cluster: str) -> None:
             process.kill()
     assert process.returncode == 0
     assert "committing and stopping" in said
-    assert f"{clusterenv.open_dataset(out).count_rows():,} rows" in said.splitlines()[-2]
+    assert f"{clusterenv.open_dataset(out).count_rows():,} rows" in said.splitlines()[-4]
 
 
 def test_what_learners_wrote_acts(tmp_path: Path, cluster: str) -> None:

@@ -1,0 +1,38 @@
+"""Dask's dashboard for a run on a cluster of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import dask
+
+from clusterenv import Collector
+from clusterenv.errors import ConfigError
+from pipelines.display import Display
+
+__all__ = ["say_where", "shown"]
+
+ADDRESS = "127.0.0.1:8787"
+
+
+@contextmanager
+def shown(wanted: bool) -> Iterator[None]:
+    """Have local clusters that are started meanwhile show a dashboard, if wanted.
+
+    Raises
+    ------
+    ConfigError
+        If the package that draws it is not installed.
+    """
+    if wanted and importlib.util.find_spec("bokeh") is None:
+        raise ConfigError("--dashboard needs a package that is not here: pip install bokeh")
+    with dask.config.set({"clusterenv.local.dashboard-address": ADDRESS} if wanted else {}):
+        yield
+
+
+def say_where(collector: Collector, display: Display) -> None:
+    """Name the page, where there is one."""
+    if collector.dashboard_link is not None:
+        display.say(f"dashboard: {collector.dashboard_link}")

@@ -1,0 +1,91 @@
+"""Where a run stands: one record, whoever learns, for all that is logged, shown and drawn."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from clusterenv import Stats
+
+__all__ = ["Metrics", "collected"]
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Where a run stands, counted from its beginning; what a learner does not have is ``None``.
+
+    Examples
+    --------
+    >>> Metrics(steps=512, kl=0.01).given()["kl"]
+    0.01
+    >>> "store_rows" in Metrics(steps=512).given()
+    False
+    """
+
+    # The run
+    steps: int = 0  # environment steps, all environments together
+    seconds: float = 0.0  # spent, all sessions together
+    steps_per_second: float = 0.0  # of this session
+    episodes: int = 0  # finished
+    mean_return: float = math.nan  # of the last 100 finished episodes
+    judged_return: float | None = None  # the same of the environments that decide on the goal
+    # The policy on its way to the workers
+    version: int = 0  # the newest
+    pulls: int = 0  # of weights, by all shards together
+    pulls_saved: int = 0  # that every shard pulling every version would have made besides
+    weight_bytes: int = 0  # sent by the head
+    lag_mean: float = 0.0  # versions behind the newest, over this session's fragments
+    # The shards
+    queued: int = 0  # batches received and not yet taken
+    restarts: int = 0  # shards placed again after a loss
+    moves: int = 0  # shards moved to another worker, with nothing lost
+    rebuilt: int = 0  # environments rebuilt after a fault of their own
+    lost_rows: int = 0  # taken by shards that were lost, and not delivered
+    dropped_rows: int = 0  # left behind by a fresh start or a move
+    # The store
+    store_rows: int | None = None  # held
+    store_capacity: int | None = None  # that it can hold
+    store_bytes: int | None = None  # of memory
+    store_age: int | None = None  # versions between its oldest and its newest row
+    # The learner
+    updates: int | None = None  # steps of the optimiser
+    lr: float | None = None  # learning rate
+    epsilon: float | None = None  # probability of a random action
+    loss: float | None = None  # of DQN, mean since the record before
+    q: float | None = None  # value of the actions taken, mean since the record before
+    policy_loss: float | None = None  # of PPO, mean of an update's last pass; as all below
+    value_loss: float | None = None
+    entropy: float | None = None
+    kl: float | None = None  # from the policy before the update
+    clip_fraction: float | None = None  # rows whose ratio was outside the clip
+
+    def given(self) -> dict[str, float]:
+        """Return what there is, by name."""
+        values = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
+        return {name: value for name, value in values if value is not None}
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any]) -> Metrics:
+        """Return the metrics of a checkpoint."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        return cls(**{name: value for name, value in record.items() if name in known})
+
+
+def collected(past: Metrics, stats: Stats) -> dict[str, Any]:
+    """Return what a collector has done, on top of what was done before it was made."""
+    every = stats.announcements * len(stats.versions)
+    return {
+        "version": past.version + stats.announcements,
+        "pulls": past.pulls + stats.pulls,
+        "pulls_saved": past.pulls_saved + max(0, every - stats.pulls),
+        "weight_bytes": past.weight_bytes + stats.weight_bytes,
+        "lag_mean": stats.lag_mean,
+        "queued": stats.queued,
+        **{
+            name: getattr(past, name) + getattr(stats, name)
+            for name in ("restarts", "moves", "rebuilt", "lost_rows", "dropped_rows")
+        },
+    }

@@ -1,0 +1,150 @@
+"""A panel in a terminal, lines in a file, one line in a notebook; and what they say."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from pipelines import display
+from pipelines.display import Display, facts, line, summary
+from pipelines.metrics import Metrics
+
+ROOT = Path(__file__).parents[2]
+HALF = Metrics(
+    steps=500,
+    seconds=5,
+    steps_per_second=100,
+    episodes=12,
+    mean_return=20.5,
+    version=4,
+    pulls=2,
+    pulls_saved=6,
+    lag_mean=1.5,
+)
+
+
+def test_a_panel_shows_all_that_a_line_does_and_more() -> None:
+    shown = dict(facts(HALF, 1_000))
+    assert shown == {
+        "steps": "500 of 1,000, 5 s left",
+        "steps/s": "100",
+        "return": "20.5, 12 episodes",
+        "policy": "version 4, shards 1.50 behind on average, 2 pulls, 75% saved",
+        "trouble": "none",
+    }
+
+
+def test_the_store_and_troubles_are_shown_where_there_are_some() -> None:
+    metrics = Metrics(
+        steps=1,
+        restarts=2,
+        lost_rows=1_000,
+        store_rows=50,
+        store_capacity=200,
+        store_bytes=10_000,
+        store_age=7,
+    )
+    shown = dict(facts(metrics, 10))
+    assert shown["store"] == "50 rows, 25% full, 10.0 kB, over 7 versions"
+    assert shown["trouble"] == "2 restarts, 1,000 rows lost"
+    assert "2 restarts, 1,000 rows lost" in line(metrics, 10)
+    assert shown["steps"] == "1 of 10, beginning"
+
+
+def test_returns_that_decide_on_the_goal_are_shown_if_others() -> None:
+    assert "(judged 7.0)" in line(Metrics(mean_return=3.0, judged_return=7.0), 10)
+    assert "judged" not in line(Metrics(mean_return=3.0, judged_return=3.0), 10)
+    assert "judged" not in line(Metrics(mean_return=3.0, judged_return=math.nan), 10)
+
+
+def test_the_summary_ends_with_the_command_that_goes_on() -> None:
+    said = summary(HALF, 30.0, ["runs/a: files", "runs/a/curve.png"], "clusterenv train ppo")
+    assert ("return", "20.5, best 30.0") in said
+    assert said[-3:] == [
+        ("wrote", "runs/a: files"),
+        ("", "runs/a/curve.png"),
+        ("go on", "clusterenv train ppo"),
+    ]
+
+
+def test_files_get_a_line_now_and_then_and_the_last_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with Display("PPO", 1_000) as shown:
+        for steps in range(100, 1_001, 100):
+            shown.show(Metrics(steps=steps, steps_per_second=100))
+    first, last = capsys.readouterr().out.splitlines()
+    assert "100 steps  10%" in first
+    assert "1,000 steps 100%" in last
+
+
+def test_quiet_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    with Display("PPO", 1_000, quiet=True) as shown:
+        shown.show(HALF)
+        shown.say("hello")
+    shown.sum_up([("steps", "500")])
+    assert capsys.readouterr().out == ""
+
+
+def test_a_terminal_gets_a_panel_with_histories() -> None:
+    out = io.StringIO()
+    panel = display._Panel("PPO on CartPole-v1", 1_000, Console(file=out, force_terminal=True))
+    for second, steps in enumerate((100, 200, 400), 1):
+        panel.show(Metrics(steps=steps, seconds=second, mean_return=steps, steps_per_second=130))
+    panel.say("a warning")
+    panel.close()
+    last = out.getvalue().split("a warning")[-1]
+    assert "PPO on CartPole-v1" in last
+    assert "▁█" in last  # 100 and 200 steps in a second
+    assert "▁▃█" in last  # the returns
+    assert "━" in last
+
+
+SCRIPT = """
+from pipelines.display import Display
+from pipelines.metrics import Metrics
+with Display("PPO on CartPole-v1", 1000) as shown:
+    shown.show(Metrics(steps=500, steps_per_second=100, mean_return=20.5))
+    print("from elsewhere")
+shown.sum_up([("go on", "clusterenv train ppo " + 30 * "--long ")])
+"""
+
+
+def test_in_a_real_terminal_other_lines_stay_above_it() -> None:
+    head, tail = pty.openpty()
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
+    with subprocess.Popen([sys.executable, "-c", SCRIPT], cwd=ROOT, env=env, stdout=tail) as child:
+        os.close(tail)
+        seen = b""
+        while True:
+            try:
+                chunk = os.read(head, 65_536)
+            except OSError:  # the other end is closed
+                break
+            if not chunk:
+                break
+            seen += chunk
+        os.close(head)
+    text = seen.decode()
+    assert child.returncode == 0
+    assert text.index("from elsewhere") < text.rindex("PPO on CartPole-v1")
+    assert "500 of 1,000, 5 s left" in text
+    assert 30 * "--long " in text  # a command to copy is not wrapped
+
+
+def test_a_notebook_has_one_line_that_changes(tmp_path: Path) -> None:
+    nbformat = pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(SCRIPT)])
+    nbclient.NotebookClient(notebook, timeout=60, resources={"metadata": {"path": ROOT}}).execute()
+    outputs = notebook.cells[0].outputs
+    (shown,) = [output for output in outputs if output.output_type == "display_data"]
+    assert shown.data["text/plain"].startswith("PPO on CartPole-v1: 500 steps  50%")
