@@ -23,6 +23,7 @@ from clusterenv import config
 from clusterenv.cluster_file import ClusterFile, is_cluster_file, read_cluster_file
 from clusterenv.errors import ConfigError, NoWorkers
 from clusterenv.jobqueue import JOBQUEUES, start_jobqueue
+from clusterenv.replacement import ReplaceLostWorkers
 from clusterenv.security import LOOPBACK, NO_PAGES, choose_security
 
 __all__ = ["ClusterLike", "connect", "starts_cluster", "starts_empty", "wait_for_workers"]
@@ -225,7 +226,9 @@ def _start_local(security: Security | None, options: dict[str, Any]) -> LocalClu
     options = _local_options(options)
     pages = {} if options["dashboard_address"] else NO_PAGES
     with dask.config.set({**_QUIET, **pages}):
-        return LocalCluster(security=security, **options)
+        cluster = LocalCluster(security=security, **options)
+    cluster.scheduler.add_plugin(ReplaceLostWorkers(cluster))
+    return cluster
 
 
 def _stop(cluster: Cluster) -> None:

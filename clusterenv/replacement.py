@@ -1,4 +1,4 @@
-"""Asks for another job when one is lost, so that a cluster of jobs keeps its size."""
+"""Brings back what is lost, so that a cluster keeps its size: jobs, and local workers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from distributed import Scheduler, SchedulerPlugin
 from distributed.core import Status
 from distributed.deploy import SpecCluster
 
-__all__ = ["ReplaceLostJobs", "lost_jobs"]
+__all__ = ["ReplaceLostJobs", "ReplaceLostWorkers", "lost_jobs"]
 
 logger = logging.getLogger("clusterenv")
+
+_AFTERWARDS = 0.5  # seconds that Dask has for giving a worker up
 
 
 def lost_jobs(
@@ -112,3 +114,28 @@ class ReplaceLostJobs(SchedulerPlugin):  # type: ignore[misc]  # distributed is 
             self._cluster.scale(jobs=wanted)
         except Exception:
             logger.exception("no job could be asked for instead of %s", ", ".join(lost))
+
+
+class ReplaceLostWorkers(SchedulerPlugin):  # type: ignore[misc]  # distributed is untyped
+    """Watches the workers of a local cluster, whose scheduler runs in this process.
+
+    Dask gives a worker up that stays away for ``distributed.deploy.lost-worker-timeout``: it closes
+    the nanny that would bring it back, as on a busy machine it may after every kill, until no
+    worker is left.
+    """
+
+    name = "clusterenv-replace-lost-workers"
+
+    def __init__(self, cluster: SpecCluster) -> None:
+        self._cluster = cluster
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
+        patience = parse_timedelta(dask.config.get("distributed.deploy.lost-worker-timeout"))
+        asyncio.get_running_loop().call_later(patience + _AFTERWARDS, self._look)
+
+    def _look(self) -> None:
+        cluster = self._cluster
+        lost = cluster.worker_spec.keys() - cluster.workers.keys()
+        if cluster.status == Status.running and lost:
+            logger.warning("%d workers stayed away and were given up; starting others.", len(lost))
+            cluster.scale(len(cluster.worker_spec))

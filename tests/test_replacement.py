@@ -1,9 +1,15 @@
-"""Which jobs are asked for again."""
+"""Which jobs are asked for again; and local workers that Dask has given up."""
 
 from __future__ import annotations
 
-import pytest
+import os
+import signal
 
+import dask
+import pytest
+from conftest import wait_until
+
+import clusterenv
 from clusterenv.replacement import lost_jobs
 
 JOBS = {"a": ["a-0", "a-1"], "b": ["b"]}
@@ -28,3 +34,15 @@ def test_a_job_is_lost_when_all_its_workers_stay_away(
     present: set[str], gone: dict[str, float], lost: list[str]
 ) -> None:
     assert lost_jobs(JOBS, present, gone, now=100.0, patience=15.0) == lost
+
+
+def test_a_local_worker_that_dask_gives_up_is_started_again() -> None:
+    with (
+        dask.config.set({"distributed.deploy.lost-worker-timeout": "300ms"}),  # no time to return
+        clusterenv.connect("local", n_workers=1, set_as_default=False) as client,
+    ):
+        nannies = client.cluster.workers
+        (before,) = nannies.values()
+        os.kill(before.process.pid, signal.SIGKILL)
+        assert wait_until(lambda: list(nannies.values()) not in ([], [before]), 30)
+        assert wait_until(lambda: len(client.nthreads()) == 1, 60)
