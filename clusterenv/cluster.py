@@ -22,6 +22,7 @@ from distributed.security import Security
 from clusterenv import config
 from clusterenv.cluster_file import ClusterFile, is_cluster_file, read_cluster_file
 from clusterenv.errors import ConfigError, NoWorkers
+from clusterenv.forking import fork_workers
 from clusterenv.jobqueue import JOBQUEUES, start_jobqueue
 from clusterenv.replacement import ReplaceLostWorkers
 from clusterenv.security import LOOPBACK, NO_PAGES, choose_security
@@ -225,6 +226,8 @@ def _start(
 def _start_local(security: Security | None, options: dict[str, Any]) -> LocalCluster:
     options = _local_options(options)
     pages = {} if options["dashboard_address"] else NO_PAGES
+    if options.get("processes") is not False:
+        options = {**fork_workers(), **options}
     with dask.config.set({**_QUIET, **pages}):
         cluster = LocalCluster(security=security, **options)
     cluster.scheduler.add_plugin(ReplaceLostWorkers(cluster))

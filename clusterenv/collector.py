@@ -174,6 +174,7 @@ class Collector:
         self._telemetry = self._fleet.telemetry(_title(env))
         self._intake = threading.Thread(target=self._receive, name="clusterenv-intake", daemon=True)
         self._intake.start()
+        self._telemetry.begin()  # now that somebody listens to the shards
         _open.add(self)
 
     # Taking batches

@@ -40,22 +40,17 @@ OF_ALL = {
 }
 
 
-def add_page(scheduler: Any) -> bool:
-    """Add the page to a scheduler's dashboard, once; return whether it is there."""
-    application = scheduler.http_application
+def add_page(dask_scheduler: Any) -> None:
+    """Add the page to a scheduler's dashboard."""
+    application = dask_scheduler.http_application
     paths = [path for app in application.applications for path in getattr(app, "app_paths", ())]
-    if not any(path.endswith("/status") for path in paths):
-        return False  # no dashboard
-    if any(path.endswith(f"/{ROUTE}") for path in paths):
-        return True
     prefix = next(path for path in paths if path.endswith("/status")).removesuffix("/status")
-    variables = template_variables(scheduler)
-    page = BokehApplication({f"/{ROUTE}": _document}, scheduler, prefix, variables)
+    variables = template_variables(dask_scheduler)
+    page = BokehApplication({f"/{ROUTE}": _document}, dask_scheduler, prefix, variables)
     application.add_application(page)
     page.initialize(IOLoop.current())
     page.start()
     variables["pages"].append(ROUTE)  # every page's bar reads the same list
-    return True
 
 
 def _document(scheduler: Any, extra: dict[str, Any], doc: Any) -> None:

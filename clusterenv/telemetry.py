@@ -94,13 +94,27 @@ class Telemetry:
     Attributes
     ----------
     link
-        Where the page is; ``None`` if the scheduler shows none.
+        Where the page is; ``None`` before :meth:`begin`, and if there is none.
     """
 
     def __init__(self, client: Client, fleet: str, title: str) -> None:
         self._client, self._fleet, self._title = client, fleet, title
         self._told = 0.0
-        self.link = _page(client)
+        self.link: str | None = None
+
+    def begin(self) -> None:
+        """Add the page to the dashboard, if there is one and the page is not there.
+
+        The scheduler may have to import what draws it first, which takes a moment.
+        """
+        try:
+            shown = self._client.run_on_scheduler(_add_page)
+        except Exception as error:  # its machine may lack something
+            logger.info("no page on the dashboard: the scheduler answered %r", error)
+        else:
+            if shown:
+                status = str(self._client.dashboard_link)
+                self.link = f"{status.removesuffix('/status')}/clusterenv"
 
     def due(self, now: float) -> bool:
         """Whether it is time to tell something."""
@@ -120,18 +134,14 @@ async def _send(client: Client, message: Record) -> None:
         logger.debug("the dashboard was not told: %s", error)
 
 
-def _page(client: Client) -> str | None:
-    """Return the address of the page, which is added to the dashboard if it is not there."""
-    try:
-        shown = client.run_on_scheduler(_add_page)
-    except Exception as error:  # its machine may not have this package
-        logger.info("no page on the dashboard: the scheduler answered %r", error)
-        return None
-    return f"{str(client.dashboard_link).removesuffix('/status')}/clusterenv" if shown else None
-
-
 def _add_page(dask_scheduler: Any) -> bool:
-    # Imported here: it needs Bokeh, which the head may not have.
-    from clusterenv.dashboard import add_page
+    """Add the page to a scheduler's dashboard, if it has one; return whether it is there."""
+    applications = dask_scheduler.http_application.applications
+    paths = [path for each in applications for path in getattr(each, "app_paths", ())]
+    if not any(path.endswith("/status") for path in paths):
+        return False
+    if not any(path.endswith("/clusterenv") for path in paths):
+        from clusterenv.dashboard import add_page  # needs Bokeh, which the head may not have
 
-    return add_page(dask_scheduler)
+        add_page(dask_scheduler)
+    return True

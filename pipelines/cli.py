@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import errno
 import importlib
 import subprocess
 import sys
@@ -104,6 +105,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USAGE
     except ClusterEnvError as error:
         print(f"clusterenv {name}: {error}", file=sys.stderr)
+        return FAILED
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        where = f" for {error.filename}" if error.filename else ""
+        print(
+            f"clusterenv {name}: no room left on the disk{where}. What was committed before is "
+            "whole: make room, and give the same command again",
+            file=sys.stderr,
+        )
         return FAILED
     except SystemExit as end:  # how tyro and argparse end: after --help, or with a complaint
         return end.code if isinstance(end.code, int) else FAILED

@@ -38,7 +38,7 @@ def test_a_job_is_lost_when_all_its_workers_stay_away(
 
 def test_a_local_worker_that_dask_gives_up_is_started_again() -> None:
     with (
-        dask.config.set({"distributed.deploy.lost-worker-timeout": "300ms"}),  # no time to return
+        dask.config.set({"distributed.deploy.lost-worker-timeout": "1ms"}),  # no time to return
         clusterenv.connect("local", n_workers=1, set_as_default=False) as client,
     ):
         nannies = client.cluster.workers

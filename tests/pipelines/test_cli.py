@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from distributed import Client
 
 from clusterenv.errors import ConfigError
 from pipelines import cli, options
@@ -135,3 +136,15 @@ def test_the_command_that_goes_on_gives_the_same_options() -> None:
     words = shlex.split(said)[3:]
     again = options.read(Args, words, presets=PRESETS)
     assert again == dataclasses.replace(args, total_steps=7)
+
+
+def test_a_full_disk_is_told_without_a_traceback(
+    tmp_path: Path, client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "progress.tmp").symlink_to("/dev/full")  # where the rows of a run begin
+    words = ["train", "ppo", "--env", "CartPole-v1", "--total-steps", "512", "--out", str(tmp_path)]
+    address = str(client.scheduler.address)
+    assert cli.main([*words, "--shards", "1", "--num-envs", "4", "--cluster", address]) == 1
+    said = capsys.readouterr().err
+    assert "no room left on the disk" in said
+    assert "give the same command again" in said

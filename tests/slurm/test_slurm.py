@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import dask
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -136,6 +137,32 @@ def test_a_job_of_several_processes_is_replaced_as_a_whole(
         after = set(wait_for_workers(client, 2, 60))
         assert len(after) == 2
         assert list(slurm.jobs()) != [old]
+
+
+def test_a_shard_leaves_before_the_walltime_of_its_job_ends(
+    slurm: Slurm, job: dict[str, Any]
+) -> None:
+    with (
+        dask.config.set({"clusterenv.timeout.leave": "45s"}),
+        clusterenv.connect("slurm", n_workers=1, **{**job, "walltime": "00:01:00"}) as client,
+        collecting(client, shards=1) as collector,
+    ):
+        (first,) = client.nthreads()
+        client.cluster.scale(jobs=2)  # that job ends later
+        step: dict[int, int] = {}
+        for batch in collector:
+            if batch.incarnation == 0:
+                assert batch["step"][0].tolist() == [step.get(env, 0) for env in range(6)]
+                over = batch["terminated"][-1] | batch["truncated"][-1]
+                following = np.where(over, 0, batch["step"][-1] + 1)
+                step = dict(enumerate(following.tolist()))
+            else:
+                break  # of the shard elsewhere
+        assert first in client.nthreads()  # it was not lost
+        assert [link.worker for link in collector._fleet.links] != [first]
+        stats = collector.stats()
+        assert (stats.moves, stats.restarts, stats.lost_rows) == (1, 0, 0)
+        assert [state for state, _ in slurm.jobs().values()] == ["RUNNING"] * 2
 
 
 @pytest.fixture

@@ -1,0 +1,47 @@
+"""Local workers are forked from a process that has imported everything, and differ all the same."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+
+import dask
+import numpy as np
+import psutil
+import pytest
+
+import clusterenv
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
+
+
+def ancestors() -> list[str]:
+    return [" ".join(parent.cmdline()) for parent in psutil.Process().parents()]
+
+
+def test_workers_share_imports_and_no_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLUSTERENV_TEST_LATE", "1")  # the process that is forked began without it
+    with clusterenv.connect("local", n_workers=2, set_as_default=False) as client:
+        assert all("forkserver" in names[0] for names in client.run(ancestors).values())
+        for draw in (np.random.random, random.random):
+            first, second = client.run(draw).values()
+            assert first != second
+        late = client.run(os.environ.get, "CLUSTERENV_TEST_LATE")
+        assert set(late.values()) == {"1"}
+        threads = client.run(os.environ.get, "OMP_NUM_THREADS")
+        assert set(threads.values()) == {"1"}
+
+
+def test_a_setting_turns_it_off() -> None:
+    with (
+        dask.config.set(
+            {
+                "clusterenv.local.fork": False,
+                "distributed.worker.multiprocessing-method": "spawn",
+            }
+        ),
+        clusterenv.connect("local", n_workers=1, set_as_default=False) as client,
+    ):
+        ((parent, *_),) = client.run(ancestors).values()
+        assert "forkserver" not in parent
