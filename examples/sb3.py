@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from stable_baselines3 import PPO
-from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env.base_vec_env import (
     VecEnv,
     VecEnvIndices,
@@ -128,7 +127,7 @@ def main() -> None:
             args.num_envs,
             cluster=args.cluster,
             autoreset_mode=gym.vector.AutoresetMode.SAME_STEP,
-            wrappers=[Monitor],  # on the workers: it counts returns before anything is reset
+            wrappers=[gym.wrappers.RecordEpisodeStatistics],  # the workers need no SB3
         )
     )
     model = PPO("MlpPolicy", envs, n_steps=128, batch_size=256, learning_rate=1e-3, seed=1)

@@ -1,7 +1,7 @@
 """A TorchRL learner reads from a replay store while the workers collect.
 
 The store's samples become TensorDicts, which TorchRL's losses take as they are. Collection, the
-way of the weights and the priorities stay ClusterEnv's; network, loss and target are TorchRL's.
+way of the weights and the priorities stay ClusterEnv's; loss and target are TorchRL's.
 
     pip install torchrl
     python examples/torchrl_replay.py --updates 6000
@@ -15,8 +15,8 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 from tensordict import TensorDict
-from torch import Tensor
-from torchrl.modules import MLP, QValueActor
+from torch import Tensor, nn
+from torchrl.modules import QValueActor
 from torchrl.objectives import DQNLoss, SoftUpdate
 
 import clusterenv
@@ -61,8 +61,10 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(args.seed)
 
-    network = MLP(in_features=4, out_features=2, num_cells=[64, 64])
-    policy = clusterenv.policies.EpsilonGreedy(network)  # acts on the workers
+    # Plain torch: the network acts on the workers, which then need no TorchRL.
+    hidden = (nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
+    network = nn.Sequential(*hidden, nn.Linear(64, 2))
+    policy = clusterenv.policies.EpsilonGreedy(network)
     actor = QValueActor(network, in_keys=["observation"], action_space="categorical")
     loss = DQNLoss(actor, action_space="categorical", double_dqn=True, loss_function="smooth_l1")
     loss.make_value_estimator(gamma=GAMMA)
