@@ -42,10 +42,10 @@ def test_quickstart_prints_a_table() -> None:
 
 def test_sb3_learns_on_a_cluster(client: Client) -> None:
     pytest.importorskip("stable_baselines3")
-    arguments = ("--total-steps", "1500", "--num-envs", "3", "--cluster", client.scheduler.address)
+    arguments = ("--total-steps", "700", "--num-envs", "3", "--cluster", client.scheduler.address)
     output = run("examples/sb3.py", *arguments)
     rows = re.findall(r"^ +([\d,]+)  (\d+\.\d)$", output, re.MULTILINE)
-    assert rows[-1][0] == "1,536"  # whole rollouts of 3 × 128
+    assert rows[-1][0] == "768"  # whole rollouts of 3 × 128
     assert all(float(mean) > 5 for _, mean in rows)
 
 
@@ -137,10 +137,10 @@ def test_no_forbidden_action_is_taken(client: Client) -> None:
 
 
 def test_a_recurrent_policy_is_computed_again_from_the_state_stored(client: Client) -> None:
-    arguments = ("--updates", "20", "--num-envs", "12", "--cluster", client.scheduler.address)
+    arguments = ("--updates", "10", "--num-envs", "12", "--cluster", client.scheduler.address)
     output = run("examples/recurrent_policy.py", *arguments)
     rows = re.findall(r"^ +(\d+) +(\d+)% +(\S+) +(\S+)$", output, re.MULTILINE)
-    assert [int(row[0]) for row in rows] == [1, *range(2, 21, 2)]
+    assert [int(row[0]) for row in rows] == list(range(1, 11))
     assert all(float(exact) < 1e-5 for _, _, exact, _ in rows)
     assert max(float(blank) for _, _, _, blank in rows) > 1e-4
     assert "each batch holds its state: (4, 16) for 4 envs" in output
