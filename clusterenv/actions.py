@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from gymnasium import spaces
 from torch import Tensor
@@ -14,7 +15,7 @@ from clusterenv.fragment import Fragment
 from clusterenv.policies.base import Policy
 from clusterenv.schema import Column, Layout
 
-__all__ = ["ActionCheck", "InfoMask", "PolicyFault", "annotate", "check_log_prob"]
+__all__ = ["ActionCheck", "InfoMask", "PolicyFault", "annotate", "check_log_prob", "opened"]
 
 
 class PolicyFault(Exception):
@@ -48,6 +49,29 @@ class InfoMask:
         if self.value is None:  # an environment that says nothing forbids nothing
             self.value = np.ones((self._n, *values.shape[1:]), np.bool_)
         self.value[at if rows is None else np.asarray(rows)[at]] = values
+
+
+def opened(mask: Tensor, over: npt.NDArray[np.bool_]) -> Tensor:
+    """Allow everything where nothing is allowed because the episode is over.
+
+    The next step only resets such an environment, so that its action does not count; but a
+    policy cannot choose from nothing.
+
+    Parameters
+    ----------
+    mask
+        Of booleans, a row for each environment.
+    over
+        Which episodes are over.
+
+    Examples
+    --------
+    >>> opened(torch.tensor([[False, False], [False, True]]), np.array([True, True])).tolist()
+    [[True, True], [False, True]]
+    """
+    if not over.any():
+        return mask
+    return mask | (torch.from_numpy(over)[:, None] & ~mask.any(-1, keepdim=True))
 
 
 class ActionCheck:

@@ -18,7 +18,14 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
-from clusterenv.actions import ActionCheck, InfoMask, PolicyFault, annotate, check_log_prob
+from clusterenv.actions import (
+    ActionCheck,
+    InfoMask,
+    PolicyFault,
+    annotate,
+    check_log_prob,
+    opened,
+)
 from clusterenv.envs import Engine, EnvRaised, Slot
 from clusterenv.envs.loop import LoopEngine
 from clusterenv.errors import ConfigError
@@ -127,7 +134,7 @@ class EnvLoop:
         same_step = about.autoreset_mode is AutoresetMode.SAME_STEP
         self._recorder = None if same_step else Recorder(n, horizon, self._ledger)
         self._ring: list[tuple[int, Sequence[Tensor], Slot]] = []  # views of the recorder's rows
-        self._dead = np.zeros(n, np.bool_)  # kept for recurrent policies alone
+        self._dead = np.zeros(n, np.bool_)  # kept for recurrent policies and masks
         self._annotates = type(policy).annotate is not Policy.annotate
         self._guard = None if faults is None else Guard(about.observation_space, faults.bounds)
         self._mender: Mender | None = None
@@ -361,7 +368,7 @@ class EnvLoop:
                     self._mask.note(infos)
                 if self._guard is not None and not self._guard.passes(slot):
                     raise self._broken(self._guard, slot)
-                if self._state:  # what acted in a dead step has not happened
+                if self._state or self._masked:  # what acted in a dead step has not happened
                     ended = (slot.terminated | slot.truncated) & ~self._dead
                     self._begin(self._dead | ended)
                     self._dead = ended
@@ -438,7 +445,7 @@ class EnvLoop:
         if self._between is not None:
             self._switch(self._between())
         context, mask = self._context, None
-        if self._masks_in_obs or self._mask.value is not None:
+        if self._masked:
             mask = self._current_mask(obs)
             context = replace(context, mask=mask)
         try:
@@ -488,11 +495,15 @@ class EnvLoop:
             for name, tensor in self._policy.initial_state(len(at)).items():
                 self._state[name][at] = tensor
 
+    @property
+    def _masked(self) -> bool:
+        return self._masks_in_obs or self._mask.value is not None
+
     def _current_mask(self, obs: Any) -> Tensor:
         if self._mask.value is not None:
-            return torch.from_numpy(self._mask.value)
+            return opened(torch.from_numpy(self._mask.value), self._dead)
         mask: Tensor = obs["action_mask"]
-        return mask.to(torch.bool)
+        return opened(mask.to(torch.bool), self._dead)
 
 
 def _gather(

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from clusterenv.actions import ActionCheck, InfoMask
+from clusterenv.actions import ActionCheck, InfoMask, opened
 from clusterenv.channel import Array, dumps, dumps_by_value, loads
 from clusterenv.envs import EnvDescription
 from clusterenv.policies.base import Context, Policy
@@ -113,7 +113,11 @@ class LocalPolicy:
         self._version = request.version
 
     def act(
-        self, obs: list[Column], began: npt.NDArray[np.bool_], allowed: Column | None
+        self,
+        obs: list[Column],
+        began: npt.NDArray[np.bool_],
+        over: npt.NDArray[np.bool_],
+        allowed: Column | None,
     ) -> dict[str, Column]:
         """Return the actions, and everything else that goes into the infos.
 
@@ -123,6 +127,8 @@ class LocalPolicy:
             The newest observation of every environment.
         began
             Which of them begin an episode.
+        over
+            Whose episode is over: the step only resets them, and their action is ignored.
         allowed
             The action masks of the infos, if the environments give them there.
         """
@@ -135,6 +141,8 @@ class LocalPolicy:
             mask = nested.get("action_mask") if isinstance(nested, dict) else None
             if allowed is not None:
                 mask = torch.from_numpy(allowed)
+            if mask is not None:
+                mask = opened(mask.to(torch.bool), over)
             decision = self._policy.act(nested, Context(self._envs, {}, self._state, mask))
             if decision.state:
                 self._state = {name: tensor.clone() for name, tensor in decision.state.items()}

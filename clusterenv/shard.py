@@ -263,13 +263,14 @@ class _Server:
             self._policy = LocalPolicy(self._engine.description, self._first, self._engine.num_envs)
         self._policy.update(request, weights)
         slot = self._slot
-        chosen = self._policy.act(slot.obs, self._began, self._mask.value)
-        dead = slot.terminated | slot.truncated  # under NEXT_STEP this step only resets them
+        same_step = self._engine.description.autoreset_mode is AutoresetMode.SAME_STEP
+        dead = np.zeros_like(slot.terminated)
+        if not same_step:
+            dead = slot.terminated | slot.truncated  # under NEXT_STEP this step only resets them
+        chosen = self._policy.act(slot.obs, self._began, dead, self._mask.value)
         infos = self._engine.step([chosen["action"]], slot, None)
         self._mask.note(infos)
-        ended = slot.terminated | slot.truncated
-        same_step = self._engine.description.autoreset_mode is AutoresetMode.SAME_STEP
-        self._began = ended if same_step else dead
+        self._began = slot.terminated | slot.truncated if same_step else dead
         self._send_result(infos, slice(None), chosen)
 
     def _send_result(

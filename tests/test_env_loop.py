@@ -180,6 +180,19 @@ def test_masks_are_never_violated(way: str) -> None:
         loop_of(Bad("none"), Masked, way=way).fragment(Acting(0, {}))
 
 
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
+@pytest.mark.parametrize("way", ["info", "dict"])
+def test_the_end_of_an_episode_may_allow_nothing(way: str, mode: AutoresetMode) -> None:
+    recipe = Recipe(Masked, {"way": way, "final": False}, autoreset_mode=mode)
+    policy = Random(gym.spaces.Discrete(4))
+    loop = EnvLoop(build(recipe, 0, N), policy, 0, HORIZON, list(range(N)))
+    name = "action_mask" if way == "info" else "obs.action_mask"
+    for _ in range(4):
+        columns = loop.fragment(Acting(0, {})).columns
+        assert columns[name][np.arange(len(columns[name])), columns["action"]].all()
+        assert columns["truncated"].any()
+
+
 @pytest.mark.parametrize(
     ("fault", "message"),
     [

@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import gymnasium as gym
+import numpy as np
 import pytest
+import yaml
 from distributed import Client
 
 import clusterenv
@@ -36,6 +38,161 @@ def test_quickstart_prints_a_table() -> None:
         steps = re.search(rf"{env_id} +4 +([\d,]+)", output)
         assert steps is not None
         assert int(steps[1].replace(",", "")) > 100
+
+
+def test_sb3_learns_on_a_cluster(client: Client) -> None:
+    pytest.importorskip("stable_baselines3")
+    arguments = ("--total-steps", "700", "--num-envs", "3", "--cluster", client.scheduler.address)
+    output = run("examples/sb3.py", *arguments)
+    rows = re.findall(r"^ +([\d,]+)  (\d+\.\d)$", output, re.MULTILINE)
+    assert rows[-1][0] == "768"  # whole rollouts of 3 × 128
+    assert all(float(mean) > 5 for _, mean in rows)
+
+
+def test_sb3_gets_what_its_own_dummy_vec_env_gives(client: Client) -> None:
+    """To the last bit, ends of episodes of both kinds among it."""
+    pytest.importorskip("stable_baselines3")
+    from stable_baselines3.common.monitor import Monitor
+    from stable_baselines3.common.vec_env import DummyVecEnv
+
+    options = {"max_episode_steps": 20}
+    theirs = DummyVecEnv([lambda: Monitor(gym.make("CartPole-v1", **options))] * 5)
+    ours = runpy.run_path(str(ROOT / "examples" / "sb3.py"))["SB3VecEnv"](
+        clusterenv.make_vec(
+            "CartPole-v1",
+            5,
+            shards=2,
+            cluster=client,
+            autoreset_mode=gym.vector.AutoresetMode.SAME_STEP,
+            wrappers=[Monitor],
+            **options,
+        )
+    )
+    rng = np.random.default_rng(1)
+    ends = {False: 0, True: 0}
+    for seed in (3, None):  # the second reset goes on with the streams of the first
+        if seed is not None:
+            assert ours.seed(seed) == theirs.seed(seed)
+        assert np.array_equal(ours.reset(), theirs.reset())
+        for _ in range(100):
+            actions = rng.integers(2, size=5)
+            mine, other = ours.step(actions), theirs.step(actions)
+            for one, two in zip(mine[:3], other[:3], strict=True):
+                assert one.dtype == two.dtype
+                assert np.array_equal(one, two)
+            assert ours.reset_infos == theirs.reset_infos
+            for one, two in zip(mine[3], other[3], strict=True):
+                assert one.keys() == two.keys()
+                assert one["TimeLimit.truncated"] is bool(two["TimeLimit.truncated"])
+                if "terminal_observation" in two:
+                    ends[one["TimeLimit.truncated"]] += 1
+                    final = one["terminal_observation"]
+                    assert final.dtype == two["terminal_observation"].dtype
+                    assert np.array_equal(final, two["terminal_observation"])
+                    assert [one["episode"][k] for k in "rl"] == [two["episode"][k] for k in "rl"]
+    assert min(ends.values()) > 5
+
+    for envs in (ours, theirs):
+        assert envs.env_is_wrapped(Monitor) == [True] * 5
+        assert envs.env_is_wrapped(gym.wrappers.ClipAction, [0, 1]) == [False] * 2
+        assert envs.has_attr("gravity")
+        assert not envs.has_attr("levity")
+        envs.set_attr("colour", 1)
+        envs.set_attr("colour", 2, indices=[3])
+        assert envs.get_attr("colour") == [1, 1, 1, 2, 1]
+        assert len(envs.env_method("get_episode_rewards")) == 5
+    ours.close()
+    theirs.close()
+
+
+def test_torchrl_learns_from_the_replay_store(client: Client) -> None:
+    pytest.importorskip("torchrl")
+    arguments = ("--updates", "30", "--num-envs", "6", "--cluster", client.scheduler.address)
+    output = run("examples/torchrl_replay.py", *arguments)
+    rows = re.findall(r"^ +(\d+) +([\d,]+) +(\d+) +(\d+\.\d) +(\d+\.\d+)$", output, re.MULTILINE)
+    assert [int(row[0]) for row in rows] == list(range(3, 31, 3))
+    assert int(rows[-1][1].replace(",", "")) >= 512
+
+
+def test_an_environment_of_ones_own_goes_to_the_workers(client: Client) -> None:
+    arguments = ("--steps", "100", "--num-envs", "6", "--cluster", client.scheduler.address)
+    output = run("examples/own_environment.py", *arguments)
+    assert "6 environments in 3 processes" in output
+    assert "Box(-1.0, 1.0, (1,), float32)" in output
+    arrives = [int(share) for share in re.findall(r"\d+% +[\d,]+ +(\d+)%", output)]
+    assert arrives[0] < arrives[1] < arrives[2]
+    assert "without wind: 100%" in output
+
+
+def test_no_forbidden_action_is_taken(client: Client) -> None:
+    arguments = ("--rows", "2000", "--num-envs", "6", "--cluster", client.scheduler.address)
+    output = run("examples/action_mask.py", *arguments)
+    taken = re.search(r"forbidden actions taken: (\d+) of ([\d,]+)", output)
+    assert taken is not None
+    assert int(taken[1]) == 0
+    assert int(taken[2].replace(",", "")) >= 2000
+    difference = re.search(r"differ by at most (\S+)", output)
+    assert difference is not None
+    assert float(difference[1]) < 1e-5
+
+
+def test_a_recurrent_policy_is_computed_again_from_the_state_stored(client: Client) -> None:
+    arguments = ("--updates", "10", "--num-envs", "12", "--cluster", client.scheduler.address)
+    output = run("examples/recurrent_policy.py", *arguments)
+    rows = re.findall(r"^ +(\d+) +(\d+)% +(\S+) +(\S+)$", output, re.MULTILINE)
+    assert [int(row[0]) for row in rows] == list(range(1, 11))
+    assert all(float(exact) < 1e-5 for _, _, exact, _ in rows)
+    assert max(float(blank) for _, _, _, blank in rows) > 1e-4
+    assert "each batch holds its state: (4, 16) for 4 envs" in output
+
+
+def test_rows_on_disk_are_asked_with_sql(client: Client, tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    arguments = ("--rollouts", "8", "--num-envs", "3", "--cluster", client.scheduler.address)
+    output = run("examples/duckdb_analysis.py", *arguments, "--directory", str(tmp_path / "rows"))
+    worth = re.findall(r"│ +(\d) │ +(\d+) │ +(\d+\.\d) │ +(\d+) │", output)
+    assert [int(row[0]) for row in worth] == [1, 2, 3]
+    assert float(worth[0][2]) < 40 < float(worth[2][2])
+    assert len(re.findall(r"│ +\d │ +3072 │ +1 │", output)) == 3  # shards
+    assert "fell" in output
+    assert clusterenv.open_dataset(tmp_path / "rows").count_rows() == 3 * 3072
+
+
+def test_the_slurm_example_shows_its_job_script_and_runs_anywhere() -> None:
+    pytest.importorskip("dask_jobqueue")
+    script = run("examples/slurm.py", "--dry-run")
+    assert "#SBATCH --cpus-per-task=4" in script
+    assert "--nworkers 4" in script
+    output = run("examples/slurm.py", "--cluster", "local", "--shards", "2", "--rows", "3000")
+    assert re.search(r"^    1 +[\d,]+ +[\d,]+$", output, re.MULTILINE)
+    assert "2 workers on 1 machine(s)" in output
+
+
+def test_the_kubernetes_example_shows_a_manifest_that_is_right() -> None:
+    """There is no Kubernetes here: what it does beyond this is not tested."""
+    output = run("examples/kubernetes_cluster.py", "--dry-run", "--shards", "7", "--image", "rl:2")
+    resource = yaml.safe_load(output)
+    assert (resource["apiVersion"], resource["kind"]) == ("kubernetes.dask.org/v1", "DaskCluster")
+    assert resource["spec"]["worker"]["replicas"] == 7
+    containers = [
+        resource["spec"][part]["spec"]["containers"][0] for part in ("worker", "scheduler")
+    ]
+    assert [container["image"] for container in containers] == ["rl:2", "rl:2"]
+    assert containers[0]["args"][:2] == ["dask", "worker"]
+    ports = {port["name"] for port in resource["spec"]["scheduler"]["service"]["ports"]}
+    assert ports == {"tcp-comm", "http-dashboard"}  # KubeCluster looks for these names
+
+    _, policy = yaml.safe_load_all((ROOT / "examples" / "kubernetes.yaml").read_text())
+    label = {"dask.org/cluster-name": resource["metadata"]["name"]}
+    assert policy["spec"]["podSelector"]["matchLabels"] == label
+    assert policy["spec"]["ingress"][0]["from"][0]["podSelector"]["matchLabels"] == label
+
+
+def test_every_example_is_in_the_table() -> None:
+    table = (ROOT / "examples" / "README.md").read_text()
+    for file in (ROOT / "examples").iterdir():
+        if file.suffix in (".py", ".yaml"):
+            assert f"[{file.name}]({file.name})" in table
 
 
 def test_step_benchmark_prints_ratios() -> None:

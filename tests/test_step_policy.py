@@ -129,22 +129,29 @@ def test_a_copy_of_the_policy_is_a_new_version(client: Client) -> None:
         assert envs.step(copy.deepcopy(policy))[4]["policy_version"].tolist() == [1, 1]
 
 
+class AnyAction(nn.Module):
+    """The same logits for every observation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.zeros(4))
+
+    def forward(self, obs: Any) -> torch.Tensor:
+        return self.logits.expand(len(obs["x"] if isinstance(obs, dict) else obs), 4)
+
+
+@pytest.mark.parametrize("final", [True, False])
 @pytest.mark.parametrize("way", ["info", "dict"])
 @pytest.mark.parametrize("mode", list(gym.vector.AutoresetMode)[:2])
-def test_masks_are_never_violated(client: Client, mode: Any, way: str) -> None:
-    """The environment raises at a forbidden action; masks come with resets and steps alike."""
+def test_masks_are_never_violated(client: Client, mode: Any, way: str, final: bool) -> None:
+    """The environment raises at a forbidden action; masks come with resets and steps alike.
 
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.logits = nn.Parameter(torch.zeros(4))
-
-        def forward(self, obs: Any) -> torch.Tensor:
-            return self.logits.expand(len(obs["x"] if isinstance(obs, dict) else obs), 4)
-
-    policy = clusterenv.policies.Categorical(Net())
+    Without ``final``, the last observation of an episode allows nothing, and nobody minds: the
+    step after it only resets.
+    """
+    policy = clusterenv.policies.Categorical(AnyAction())
     with clusterenv.make_vec(
-        Masked, 3, shards=2, cluster=client, autoreset_mode=mode, way=way
+        Masked, 3, shards=2, cluster=client, autoreset_mode=mode, way=way, final=final
     ) as envs:
         envs.sync = Divergence(10.0)
         _, info = envs.reset(seed=1)
@@ -157,10 +164,9 @@ def test_masks_are_never_violated(client: Client, mode: Any, way: str) -> None:
             assert set(envs._remote._divergences.values()) <= {0.0}  # type: ignore[union-attr]
 
 
-def test_a_mask_in_the_infos_is_checked(client: Client) -> None:
-    with clusterenv.make_vec(Masked, 3, shards=2, cluster=client, way="info") as envs:
-        envs.reset(seed=1)
-        with pytest.raises(
-            errors.PolicyError, match=r"action 0 for environment \d, which its mask"
-        ):
+@pytest.mark.parametrize("way", ["info", "dict"])
+def test_a_forbidden_action_is_reported(client: Client, way: str) -> None:
+    with clusterenv.make_vec(Masked, 3, shards=1, cluster=client, way=way) as envs:
+        envs.reset(seed=[0, 4, 1])  # the policy chooses 0
+        with pytest.raises(errors.PolicyError, match=r"action 0 for environment 2, which its mask"):
             envs.step(Bad("none"))

@@ -136,10 +136,14 @@ class Faulty(World):
 
 
 class Masked(gym.Env[Any, Any]):
-    """Only one action is allowed, another one each step; said in the way of choice."""
+    """Only one action is allowed, another one each step; said in the way of choice.
 
-    def __init__(self, way: str) -> None:
+    With ``final=False``, nothing is allowed when an episode is over.
+    """
+
+    def __init__(self, way: str, final: bool = True) -> None:
         self.way = way
+        self.final = final
         self.action_space = gym.spaces.Discrete(4)
         box = gym.spaces.Box(0, 100, (1,), np.float32)
         mask = gym.spaces.MultiBinary(4)
@@ -147,7 +151,7 @@ class Masked(gym.Env[Any, Any]):
 
     def _now(self) -> tuple[Any, dict[str, Any]]:
         mask = np.zeros(4, np.int8)
-        mask[self.t % 4] = 1
+        mask[self.t % 4] = self.final or not self.over
         x = np.full(1, self.t, np.float32)
         return (
             (x, {"action_mask": mask})
@@ -157,13 +161,15 @@ class Masked(gym.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         self.t = seed or 0
+        self.over = False
         return self._now()
 
     def step(self, action: Any) -> Any:
         assert action == self.t % 4, "a forbidden action"
         self.t += 1
+        self.over = self.t % 7 == 0
         obs, info = self._now()
-        return obs, 1.0, False, self.t % 7 == 0, info
+        return obs, 1.0, False, self.over, info
 
 
 class Slow(gym.Env[Any, Any]):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -201,6 +204,21 @@ def test_the_doctor_shows_the_job_script_and_the_route(
     assert "    #SBATCH --exclusive" in said
     assert "(lo) to tls://127.0.0.1:" in said
     assert said.endswith("ready\n")
+
+
+def test_the_example_runs_on_jobs(slurm: Slurm, file: str) -> None:
+    script = Path(__file__).parents[2] / "examples" / "slurm.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--cluster", file, "--shards", "2", "--rows", "3000"],
+        cwd=script.parents[1],
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "#SBATCH --exclusive" in done.stdout
+    assert re.search(r"^    1 +[\d,]+ +[\d,]+$", done.stdout, re.MULTILINE)
+    assert "2 workers on" in done.stdout
 
 
 def test_the_doctor_shows_why_a_job_failed(
