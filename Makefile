@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo demo-ppo quickstart test test-slurm lint bench bench-peers bench-replay chaos clean
+.PHONY: help demo demo-ppo quickstart test test-slurm lint docs docs-serve bench bench-peers bench-replay chaos clean
 .DEFAULT_GOAL := help
 
 help:  ## show what there is
@@ -39,6 +39,13 @@ lint: .venv/installed  ## check style and types, and format
 	$(BIN)/ruff check --fix .
 	$(BIN)/mypy
 
+# The variable silences a notice of the theme about its own future, which is no fault of a page.
+docs: .venv/installed  ## build the documentation into site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+docs-serve: .venv/installed  ## show the documentation on this machine, and again when a page changes
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
+
 bench: .venv/installed  ## measure steps and rows per second
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/collect.py
@@ -59,4 +66,4 @@ chaos: .venv/installed  ## half an hour of faults while DQN collects; every row 
 	$(BIN)/python tests/chaos/chaos.py
 
 clean:  ## remove what the commands above made
-	rm -rf .venv .venv-peers .mypy_cache .ruff_cache .pytest_cache *.egg-info
+	rm -rf .venv .venv-peers site .mypy_cache .ruff_cache .pytest_cache *.egg-info
