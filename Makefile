@@ -2,16 +2,22 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo demo-ppo quickstart test test-slurm lint bench bench-peers bench-replay chaos clean
+.PHONY: help demo demo-ppo quickstart test test-slurm lint docs docs-serve bench bench-peers bench-replay chaos clean
 .DEFAULT_GOAL := help
 
 help:  ## show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	$(PIP) torch
+	$(PIP) --editable ".[train]"
+	@touch $@
+
+.venv/dev: .venv/installed
+	$(PIP) --editable ".[dev]"
 	@touch $@
 
 demo: .venv/installed  ## DQN on CartPole on an embedded cluster until it is solved; leaves a dataset
@@ -25,26 +31,33 @@ quickstart: .venv/installed  ## collect from CartPole and LunarLander, step by s
 
 # Two halves at a time: one waits for clusters while the other computes.
 FIRST := tests/store tests/pipelines tests/test_examples.py tests/test_style.py
-test: .venv/installed  ## run all tests, ruff and mypy among them
+test: .venv/dev  ## run all tests, ruff and mypy among them
 	@$(BIN)/python -m pytest $(FIRST) > .pytest-first.log 2>&1 & first=$$!; \
 	$(BIN)/python -m pytest $(FIRST:%=--ignore=%); second=$$?; \
 	wait $$first; first=$$?; cat .pytest-first.log; rm -f .pytest-first.log; \
 	exit $$((first + second))
 
-test-slurm: .venv/installed  ## run the tests on a real Slurm, installed first if this is root on Debian
+test-slurm: .venv/dev  ## run the tests on a real Slurm, installed first if this is root on Debian
 	.ci/install-slurm
 	$(BIN)/python -m pytest tests/slurm
 
-lint: .venv/installed  ## check style and types, and format
+lint: .venv/dev  ## check style and types, and format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(BIN)/mypy
 
-bench: .venv/installed  ## measure steps and rows per second
+# The variable silences a notice of the theme about its own future, which is no fault of a page.
+docs: .venv/dev  ## build the documentation into site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+docs-serve: .venv/dev  ## show the documentation on this machine, and again when a page changes
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
+
+bench: .venv/dev  ## measure steps and rows per second
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/collect.py
 
-bench-peers: .venv/installed  ## measure the peers beside ours, each in an environment of its own
+bench-peers: .venv/dev  ## measure the peers beside ours, each in an environment of its own
 	$(BIN)/python -m benchmarks.peers.run
 
 .venv-peers/replay/installed: benchmarks/peers/requirements/replay.txt pyproject.toml
@@ -56,8 +69,8 @@ bench-peers: .venv/installed  ## measure the peers beside ours, each in an envir
 bench-replay: .venv-peers/replay/installed  ## measure the replay store beside other replay buffers
 	.venv-peers/replay/bin/python benchmarks/replay.py
 
-chaos: .venv/installed  ## half an hour of faults while DQN collects; every row is checked
+chaos: .venv/dev  ## half an hour of faults while DQN collects; every row is checked
 	$(BIN)/python tests/chaos/chaos.py
 
 clean:  ## remove what the commands above made
-	rm -rf .venv .venv-peers .mypy_cache .ruff_cache .pytest_cache *.egg-info
+	rm -rf .venv .venv-peers site .mypy_cache .ruff_cache .pytest_cache *.egg-info

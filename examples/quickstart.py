@@ -1,6 +1,6 @@
 """Collect from CartPole and LunarLander on an embedded cluster and print what came.
 
-Run it with ``make demo``, or ``python examples/quickstart.py --cluster tcp://host:8786``.
+Run it with ``make quickstart``, or ``python examples/quickstart.py --cluster tcp://host:8786``.
 """
 
 from __future__ import annotations

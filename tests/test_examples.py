@@ -226,7 +226,14 @@ def test_a_script_for_sync_vector_env_learns_the_same_on_a_cluster(client: Clien
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/engines.md", "docs/collecting.md", "docs/replay.md"]
+    "page",
+    [
+        "README.md",
+        "docs/getting-started.md",
+        "docs/engines.md",
+        "docs/collecting.md",
+        "docs/replay.md",
+    ],
 )
 def test_python_blocks_of_the_documentation_run_as_they_stand(page: str, tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)

@@ -1,0 +1,82 @@
+"""The documentation builds without a warning, and says what the code says."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},  # the theme's notice about its own future
+        capture_output=True,
+        text=True,
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert "WARNING" not in said
+    pages = [page.relative_to(DOCS) for page in DOCS.rglob("*.md")]
+    assert len(pages) > 25
+    for page in pages:
+        name = "index" if page.stem == "README" else page.stem
+        assert (tmp_path / page.with_name(f"{name}.html")).is_file(), page
+    reference = (tmp_path / "reference" / "stores.html").read_text()
+    assert 'id="clusterenv.ReplayStore.commit"' in reference
+    assert ":class:" not in reference
+    for page in tmp_path.rglob("*.html"):  # a reader without a network sees all of it
+        assert not re.search(r'<(script|link rel="stylesheet)[^>]*"https?://', page.read_text())
+
+
+def messages() -> Iterator[str]:
+    """Yield every string of the source, with ``…`` for each value in it."""
+    for file in (*(ROOT / "clusterenv").rglob("*.py"), *(ROOT / "pipelines").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = (p.value if isinstance(p, ast.Constant) else "…" for p in node.values)
+                yield " ".join("".join(map(str, parts)).split())
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield " ".join(re.sub(r"%(\.\d)?[sdgrf]", "…", node.value).split())
+
+
+def test_messages_in_troubleshooting_are_those_of_the_source() -> None:
+    quoted = re.findall(r"```text\n(.*?)```", (DOCS / "troubleshooting.md").read_text(), re.DOTALL)
+    assert len(quoted) > 20
+    known = list(messages())
+    for quote in quoted:
+        text = " ".join(quote.split())
+        assert any(text in message for message in known), text
+
+
+@pytest.mark.parametrize(
+    ("heading", "modules"),
+    [
+        ("train ppo", ["ppo"]),
+        ("train dqn", ["dqn"]),
+        ("train apex", ["apex", "dqn"]),  # its own options; the others are DQN's
+        ("collect", ["collect"]),
+    ],
+)
+def test_the_command_line_page_has_every_option(heading: str, modules: list[str]) -> None:
+    text = (DOCS / "command-line.md").read_text()
+    section = re.search(rf"^### {heading}\n(.*?)^##", text, re.DOTALL | re.MULTILINE)
+    assert section is not None
+    listed = re.findall(r"^\| `--([\w-]+)`", section[1], re.MULTILINE)
+    first, *others = (
+        [field.name.replace("_", "-") for field in dataclasses.fields(module.Args)]
+        for module in (importlib.import_module(f"pipelines.{name}") for name in modules)
+    )
+    assert listed == [name for name in first if not any(name in names for names in others)]
