@@ -208,7 +208,8 @@ def _start(
                 cluster = start_jobqueue(name, security, options, undo)
         except RuntimeError as error:
             if "failed to start" in str(error):
-                raise ConfigError(f"{error}. If this is a script: {_GUARD}") from error
+                said = str(error).rstrip(".")
+                raise ConfigError(f"{said}. If this is a script: {_GUARD}") from error
             raise
         undo.callback(_stop, cluster)
         client = _OwningClient(

@@ -118,8 +118,7 @@ def _spec(name: str) -> EnvSpec:
         return gym.spec(name)
     except (gym.error.UnregisteredEnv, gym.error.DeprecatedEnv) as error:
         raise UnknownEnv(
-            f"{error} If another package registers it, name its module too: "
-            f"make_vec('package:{name}', 8)"
+            f"{error} If another package registers it, name its module too: 'package:{name}'"
         ) from error
     except ModuleNotFoundError as error:
         raise UnknownEnv(f"cannot import {module!r}, the module of {name!r}: {error}") from error

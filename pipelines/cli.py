@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from clusterenv import __version__
-from clusterenv.errors import ClusterEnvError, ConfigError
+from clusterenv.errors import ClusterEnvError, ConfigError, UnknownEnv
 
 __all__ = ["COMMANDS", "main"]
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+DOCTORS = ("--cluster", "--env", "--workers", "--timeout")
 
 
 class Command(NamedTuple):
@@ -63,7 +64,8 @@ def _plot(words: Sequence[str]) -> None:
 def _bench(words: Sequence[str]) -> int:
     known = ("step", "collect", "replay")
     if not words or words[0] not in known:
-        raise ConfigError(f"bench {' '.join(words[:1])}: one of {', '.join(known)}; bench collect")
+        said = f"{words[0]!r} is unknown" if words else "nothing is named"
+        raise ConfigError(f"{said}; one of {', '.join(known)}: clusterenv bench collect")
     script = Path("benchmarks") / f"{words[0]}.py"
     if not script.is_file():
         raise ConfigError(f"{script} is not here: benchmarks run in a clone of the repository")
@@ -103,6 +105,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"clusterenv {name}: {error}", file=sys.stderr)
         return USAGE
+    except UnknownEnv as error:
+        print(f"clusterenv {name}: {error}", file=sys.stderr)
+        return USAGE
     except ClusterEnvError as error:
         print(f"clusterenv {name}: {error}", file=sys.stderr)
         return FAILED
@@ -132,8 +137,9 @@ def completion() -> str:
             fields = dataclasses.fields(
                 importlib.import_module(f"pipelines.{command.options}").Args
             )
-            flags = " ".join(f"--{field.name.replace('_', '-')}" for field in fields)
+            flags = " ".join(f"--{field.name.replace('_', '-')}" for field in fields) + " --options"
             cases.append(f'    "{name}"*) words="{flags}" ;;')
+    cases.append(f'    doctor*) words="{" ".join(DOCTORS)}" ;;')
     return "\n".join(
         [
             "_clusterenv() {",

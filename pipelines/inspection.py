@@ -93,12 +93,14 @@ def _store(directory: Path) -> list[tuple[str, str]]:
         return [*lines, ("rows", "0")]
     columns = {name: table[name].to_numpy() for name in names}
     ended = int((columns["terminated"] | columns["truncated"]).sum())
+    shards = len(np.unique(columns["shard"]))
     places = np.unique(columns["shard"].astype(np.int64) << 32 | columns["incarnation"])
     versions = columns["version"]
     envs = len(np.unique(columns["env"]))
     return [
         *lines,
-        ("rows", f"{table.num_rows:,} of {envs} environments and {len(places)} incarnations"),
+        ("rows", f"{table.num_rows:,} of {envs} environments in {shards} shards"),
+        ("placed again", f"{len(places) - shards} times: after losses, moves and resumptions"),
         ("episodes", f"{ended:,} ended, {int(columns['truncated'].sum()):,} of them truncated"),
         ("versions", f"{versions.min()} to {versions.max()}"),
         ("reward", f"{columns['reward'].mean():.4g} a step"),

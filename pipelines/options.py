@@ -130,7 +130,7 @@ def from_file(kind: type[Any], path: Path) -> dict[str, Any]:
 
 def _cast(value: Any, kind: str) -> Any:
     if isinstance(value, list):
-        return tuple(value)
+        return tuple(Path(each) if "Path" in kind else each for each in value)
     if "Path" in kind and isinstance(value, str):
         return Path(value)
     if "float" in kind and isinstance(value, (int, str)) and not isinstance(value, bool):
