@@ -21,7 +21,7 @@ def ancestors() -> list[str]:
 
 
 def draws() -> tuple[float, float]:
-    return np.random.random(), random.random()
+    return np.random.random(), random.random()  # noqa: NPY002  # what old environments use
 
 
 def test_workers_share_imports_and_no_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,8 +109,10 @@ def test_killed_workers_come_back_and_rows_stay_contiguous(fragile: Client) -> N
     with collecting(fragile) as collector:
         batches += collector.collect(500)
         for shard in (0, 1, 0):
+            # Two shards may be on one worker by now, and both be lost with it.
+            assert wait_until(lambda: all(link.running for link in collector._fleet.links))
             before = sum(collector.stats().incarnations)
-            worker = collector._fleet.links[shard].worker  # two shards may be on one by now
+            worker = collector._fleet.links[shard].worker
             os.kill(fragile.run(os.getpid, workers=[worker])[worker], signal.SIGKILL)
             assert restarted(collector, batches, before + 1)
             assert wait_until(lambda: len(fragile.nthreads()) == 2)
