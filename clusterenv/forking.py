@@ -24,9 +24,11 @@ def fork_workers() -> dict[str, Any]:
     share the memory of what was imported. It ends with this process.
 
     The setting ``clusterenv.local.fork`` turns it off, and so does another method than ``spawn``
-    in Dask's configuration. Elsewhere than on Linux libraries do not stand a fork.
+    in Dask's configuration. Elsewhere than on Linux libraries do not stand a fork, and Python
+    3.11.0 lets other users in (CVE-2022-42919).
     """
-    wanted = sys.platform == "linux" and config.get("local.fork")
+    safe = sys.platform == "linux" and sys.version_info >= (3, 11, 1)
+    wanted = safe and config.get("local.fork")
     if not wanted or dask.config.get(_METHOD) not in ("spawn", "forkserver"):
         return {}
     dask.config.set({_METHOD: "forkserver"})  # for good: nannies start workers again and again

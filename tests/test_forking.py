@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import random
+import stat
 import sys
+from multiprocessing import forkserver
+from pathlib import Path
 
 import dask
 import numpy as np
 import psutil
 import pytest
+from distributed import Client
 
 import clusterenv
 
@@ -48,3 +52,10 @@ def test_a_setting_turns_it_off() -> None:
     ):
         ((parent, *_),) = client.run(ancestors).values()
         assert "forkserver" not in parent
+
+
+def test_strangers_cannot_have_anything_forked(client: Client) -> None:
+    """Who reaches the socket could run code: its directory is for its owner alone."""
+    address = Path(forkserver._forkserver._forkserver_address)  # type: ignore[attr-defined]
+    assert address.is_socket()
+    assert stat.S_IMODE(address.parent.stat().st_mode) == 0o700
