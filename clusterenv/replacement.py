@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import dask
@@ -14,10 +14,13 @@ from distributed import Scheduler, SchedulerPlugin
 from distributed.core import Status
 from distributed.deploy import SpecCluster
 
-__all__ = ["ReplaceLostJobs", "ReplaceLostWorkers", "lost_jobs"]
+__all__ = ["ReplaceLostJobs", "ReplaceLostWorkers", "affordable", "lost_jobs"]
 
 logger = logging.getLogger("clusterenv")
 
+_WINDOW = 600.0
+_PER_JOB = 5  # replacements within the window
+_LATER = 60.0
 _AFTERWARDS = 0.5  # seconds that Dask has for giving a worker up
 
 
@@ -62,6 +65,26 @@ def lost_jobs(
     ]
 
 
+def affordable(replaced: Sequence[float], jobs: int, now: float) -> int:
+    """Return how many jobs may be replaced: 5 for each job in 10 minutes, so that none is in vain.
+
+    Parameters
+    ----------
+    replaced
+        When jobs were replaced.
+    jobs
+        That there should be.
+    now
+        By the same clock.
+
+    Examples
+    --------
+    >>> affordable([0.0, 500.0, 600.0, 650.0], jobs=1, now=700.0)
+    2
+    """
+    return max(0, _PER_JOB * jobs - sum(now - then < _WINDOW for then in replaced))
+
+
 class ReplaceLostJobs(SchedulerPlugin):  # type: ignore[misc]  # distributed is untyped
     """Watches the workers of a jobqueue cluster whose scheduler runs in this process.
 
@@ -77,6 +100,7 @@ class ReplaceLostJobs(SchedulerPlugin):  # type: ignore[misc]  # distributed is 
         self._names: dict[str, str] = {}
         self._gone: dict[str, float] = {}
         self._replacing: set[asyncio.Task[None]] = set()
+        self._replaced: list[float] = []
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         name = str(scheduler.workers[worker].name)
@@ -96,9 +120,22 @@ class ReplaceLostJobs(SchedulerPlugin):  # type: ignore[misc]  # distributed is 
             str(name): [f"{name}{suffix}" for suffix in spec.get("group", [""])]
             for name, spec in self._cluster.worker_spec.items()
         }
-        present = set(self._names.values())
-        lost = lost_jobs(jobs, present, self._gone, time.monotonic(), self._patience)
+        present, now = set(self._names.values()), time.monotonic()
+        lost = lost_jobs(jobs, present, self._gone, now, self._patience)
+        allowed = affordable(self._replaced, len(jobs), now)
+        if len(lost) > allowed:
+            logger.error(
+                "%d jobs ended, after %d that were replaced within 10 minutes: no more are asked "
+                "for until some time has passed. Their logs say why they end; so does "
+                "clusterenv doctor --cluster …",
+                len(lost),
+                len(self._replaced),
+            )
+            asyncio.get_running_loop().call_later(_LATER, self._look)
+            lost = lost[:allowed]
         if lost:
+            self._replaced = [then for then in self._replaced if now - then < _WINDOW]
+            self._replaced += [now] * len(lost)
             for job in lost:
                 for worker in jobs[job]:
                     self._gone.pop(worker, None)

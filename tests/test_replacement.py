@@ -10,7 +10,7 @@ import pytest
 from conftest import wait_until
 
 import clusterenv
-from clusterenv.replacement import lost_jobs
+from clusterenv.replacement import affordable, lost_jobs
 
 JOBS = {"a": ["a-0", "a-1"], "b": ["b"]}
 
@@ -34,6 +34,13 @@ def test_a_job_is_lost_when_all_its_workers_stay_away(
     present: set[str], gone: dict[str, float], lost: list[str]
 ) -> None:
     assert lost_jobs(JOBS, present, gone, now=100.0, patience=15.0) == lost
+
+
+def test_jobs_that_end_again_and_again_are_not_asked_for_without_limit() -> None:
+    assert affordable([], jobs=2, now=0.0) == 10
+    assert affordable([float(n) for n in range(10)], jobs=2, now=100.0) == 0
+    assert affordable([float(n) for n in range(10)], jobs=2, now=604.5) == 5
+    assert affordable([float(n) for n in range(10)], jobs=1, now=100.0) == 0
 
 
 def test_a_local_worker_that_dask_gives_up_is_started_again() -> None:
