@@ -212,6 +212,7 @@ def _start(
                 raise ConfigError(f"{said}. If this is a script: {_GUARD}") from error
             raise
         undo.callback(_stop, cluster)
+        _ignore_unknown_workers(cluster)
         client = _OwningClient(
             cluster,
             direct_to_workers=True,
@@ -233,6 +234,20 @@ def _start_local(security: Security | None, options: dict[str, Any]) -> LocalClu
         cluster = LocalCluster(security=security, **options)
     cluster.scheduler.add_plugin(ReplaceLostWorkers(cluster))
     return cluster
+
+
+def _ignore_unknown_workers(cluster: Cluster) -> None:
+    """Let a cluster object outlive the news that a worker left of which it never heard.
+
+    Dask's own would stop listening to its scheduler, and raise ``KeyError`` when it is closed.
+    """
+    update = cluster._update_worker_status
+
+    def update_known(op: str, worker: Any) -> None:
+        if op != "remove" or worker in cluster.scheduler_info["workers"]:
+            update(op, worker)
+
+    cluster._update_worker_status = update_known
 
 
 def _stop(cluster: Cluster) -> None:

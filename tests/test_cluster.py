@@ -13,6 +13,7 @@ from typing import Any
 import dask
 import psutil
 import pytest
+from conftest import wait_until
 from distributed import Client, LocalCluster
 from distributed.deploy import Cluster
 
@@ -55,6 +56,24 @@ def test_settings_come_from_environment_variables_too() -> None:
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True
     )
     assert done.stdout.strip() == "5", done.stderr
+
+
+def test_news_of_an_unknown_worker_do_no_harm() -> None:
+    def lose(dask_scheduler: Any) -> None:
+        (told,) = (
+            plugin
+            for plugin in dask_scheduler.plugins.values()
+            if type(plugin).__name__ == "WorkerStatusPlugin"
+        )
+        told.remove_worker(dask_scheduler, "tls://127.0.0.1:1")
+
+    client = clusterenv.connect("local", n_workers=1, set_as_default=False)
+    cluster = client.cluster
+    client.run_on_scheduler(lose)
+    cluster.scale(2)
+    assert wait_until(lambda: len(cluster.scheduler_info["workers"]) == 2)  # it still listens
+    client.close()
+    assert cluster.status.name == "closed"
 
 
 def test_a_dashboard_address_is_used() -> None:
