@@ -19,6 +19,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 
 from clusterenv import config
+from clusterenv.arguments import check_collector, check_survival
 from clusterenv.batch import Batch
 from clusterenv.channel import Header, dumps
 from clusterenv.cluster import ClusterLike
@@ -37,7 +38,7 @@ from clusterenv.launch import make_recipe, open_fleet
 from clusterenv.policies.base import Policy
 from clusterenv.schema import Layout
 from clusterenv.stats import Stats, Tally
-from clusterenv.stream import SWITCHES, StreamSpec
+from clusterenv.stream import StreamSpec
 from clusterenv.supervision import EnvFaults, Restarts
 from clusterenv.supervisor import Supervisor
 from clusterenv.sync.publisher import Publisher
@@ -124,8 +125,8 @@ class Collector:
         rule = EveryVersion() if sync is None else sync
         restarts = Restarts() if restarts is None else restarts
         env_faults = EnvFaults() if env_faults is None else env_faults
-        _check(policy, horizon, credits, rule, switch)
-        _check_survival(restarts, env_faults, shards, max_shards)
+        check_collector(policy, horizon, credits, rule, switch)
+        check_survival(restarts, env_faults, shards, max_shards)
         # The loop resets in the same step, so that no step is spent on resetting.
         loop = engine in ("auto", "gymnasium")
         mode = AutoresetMode.SAME_STEP if loop else AutoresetMode.NEXT_STEP
@@ -529,46 +530,10 @@ class Collector:
             threading.Thread(target=self.close, name="clusterenv-close").start()
 
 
-def _check(policy: Any, horizon: int, credit: int, rule: Any, switch: Any) -> None:
-    if not isinstance(policy, Policy):
-        raise ConfigError(
-            f"policy is a {type(policy).__name__}; wrap it: "
-            "clusterenv.policies.Categorical(module), Gaussian(module, action_space), "
-            "EpsilonGreedy(q_module) or CleanRL(agent)"
-        )
-    if not isinstance(horizon, int) or horizon < 1:
-        raise ConfigError(f"horizon must be a positive integer, got {horizon!r}: horizon=128")
-    if credit < 2:
-        raise ConfigError(f"credits must be at least 2, or shards wait for the head, got {credit}")
-    if not callable(getattr(rule, "should_pull", None)):
-        raise ConfigError(f"sync={rule!r} is no rule: sync=clusterenv.Divergence(0.05)")
-    if switch not in SWITCHES:
-        raise ConfigError(
-            f"switch={switch!r} is unknown; a shard changes its policy between fragments, "
-            "switch='fragment', or between steps, switch='step'"
-        )
-
-
 def _title(env: Any) -> str:
     """Return what people call an environment."""
     env = env[0] if isinstance(env, Sequence) and not isinstance(env, str) else env
     return str(getattr(env, "id", None) or getattr(env, "__name__", None) or env)
-
-
-def _check_survival(restarts: Any, env_faults: Any, shards: Any, max_shards: Any) -> None:
-    if not isinstance(restarts, Restarts):
-        raise ConfigError(f"restarts={restarts!r} is no rule: restarts=clusterenv.Restarts(5)")
-    if not isinstance(env_faults, EnvFaults):
-        raise ConfigError(
-            f"env_faults={env_faults!r} is no rule: env_faults=clusterenv.EnvFaults(5)"
-        )
-    if max_shards is None:
-        return
-    if not isinstance(max_shards, int) or max_shards < (shards or 1):
-        raise ConfigError(
-            f"max_shards must be an integer, at least shards={shards}, got {max_shards!r}: "
-            f"max_shards={2 * (shards or 1)}"
-        )
 
 
 @atexit.register

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import operator
 import os
 import threading
 import weakref
@@ -21,10 +20,11 @@ from gymnasium.vector.utils import batch_space
 from torch import nn
 
 from clusterenv import config
+from clusterenv.arguments import Reset, env_indices, reset_arguments
 from clusterenv.channel import Header, dumps, dumps_by_value
 from clusterenv.cluster import ClusterLike
 from clusterenv.env_loop import check_spaces
-from clusterenv.envs import Infos, Slot
+from clusterenv.envs import Slot
 from clusterenv.errors import (
     ActionError,
     ClosedError,
@@ -36,11 +36,11 @@ from clusterenv.errors import (
 from clusterenv.exchange import Answer, Exchange, Reader
 from clusterenv.fleet import Fleet, Link
 from clusterenv.frames import Frame
-from clusterenv.infos import VectorInfo, merge, merge_vector
 from clusterenv.launch import make_recipe, open_fleet
 from clusterenv.policies.base import Policy
 from clusterenv.recovery import Recovery
 from clusterenv.remote_policy import RemotePolicy
+from clusterenv.result import Result, Rows
 from clusterenv.schema import Column, Layout
 from clusterenv.shard import CallRequest, ResetRequest, StepRequest
 from clusterenv.supervision import Restarts
@@ -48,7 +48,6 @@ from clusterenv.sync.rules import EveryVersion, SyncRule
 
 __all__ = ["ClusterEnv", "make_vec"]
 
-Rows = npt.NDArray[np.intp]
 StepResult = tuple[
     Any, npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]
 ]
@@ -192,9 +191,9 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             Passed to every environment; ``reset_mask`` is taken out first.
         """
         self._check_open()
-        seeds, options, mask = self._reset_arguments(seed, options)
+        seeds, options, mask = self._reset(seed, options)
         self._drop_pending()
-        result = _Result(self._obs, self.num_envs)
+        result = Result(self._obs, self.num_envs)
         self._send_reset(seeds, options, mask, result)
         self._collect()
         return self._obs.nest(result.slot.obs), result.info()
@@ -215,7 +214,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             return self._step_policy(actions)
         columns = self._action_columns(actions, self.num_envs)
         self._check_ready(slice(None))
-        result = _Result(self._obs, self.num_envs)
+        result = Result(self._obs, self.num_envs)
         for whole in self._whole:
             self._send_step(whole, [column[whole.span] for column in columns], result)
         self._collect()
@@ -236,7 +235,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             links = len(self._fleet.links)
             self._remote = RemotePolicy(policy, self.sync, self._obs, links, self.num_envs)
         self._remote.refresh(policy)
-        result = _Result(self._obs, self.num_envs)
+        result = Result(self._obs, self.num_envs)
         for whole in self._whole:
             if self._recovery.pending(whole.span):
                 self._send_due(whole, np.arange(len(whole.ids)), result)
@@ -266,7 +265,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
     ) -> None:
         """Begin to reset all environments; :meth:`recv` returns them shard by shard."""
         self._check_open()
-        seeds, options, mask = self._reset_arguments(seed, options)
+        seeds, options, mask = self._reset(seed, options)
         if mask is not None:
             raise ConfigError(
                 "async_reset() resets all environments; for some of them: "
@@ -295,7 +294,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             self._send_step(known, columns)
             self._pending[known.ids] = True
             return
-        ids = self._env_ids(env_ids)
+        ids = env_indices(env_ids, self.num_envs)
         columns = self._action_columns(actions, len(ids))
         self._check_ready(ids)
         groups = [(self._group(link, ids[at]), at) for link, at in self._by_shard(ids)]
@@ -316,7 +315,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             raise NothingSent(
                 "recv() has nothing to wait for: call async_reset() or send(actions, env_ids) first"
             )
-        result: _Result = self._next_answer().value
+        result: Result = self._next_answer().value
         self._pending[result.ids] = False
         if self._disabled:
             self._note_over(result.ids, result.slot)
@@ -394,7 +393,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         seeds: list[int | None],
         options: dict[str, Any] | None,
         mask: npt.NDArray[np.bool_] | None,
-        result: _Result | None,
+        result: Result | None,
     ) -> None:
         for whole in self._whole:
             self._send_reset_of(whole, seeds, options, mask, result)
@@ -408,7 +407,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         seeds: list[int | None],
         options: dict[str, Any] | None,
         mask: npt.NDArray[np.bool_] | None,
-        result: _Result | None,
+        result: Result | None,
     ) -> None:
         own_mask = None if mask is None else mask[whole.span]
         blob = dumps_by_value(tuple(ResetRequest(seeds[whole.span], options, own_mask)))
@@ -419,7 +418,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             self._exchange.send(whole.shard, Frame.RESET, reader, again, blob)
 
     def _send_step(
-        self, group: _Group, columns: Sequence[Column], result: _Result | None = None
+        self, group: _Group, columns: Sequence[Column], result: Result | None = None
     ) -> None:
         if self._recovery.pending(group.ids):
             due = self._recovery.due(group.ids)
@@ -442,7 +441,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         with self._closing_on_error():
             self._exchange.send(group.shard, Frame.STEP, reader, again, blob, arrays)
 
-    def _send_due(self, group: _Group, which: Rows, result: _Result | None) -> None:
+    def _send_due(self, group: _Group, which: Rows, result: Result | None) -> None:
         """Reset environments of a lost shard instead of stepping them."""
         link = self._fleet.links[group.shard]
         ids = group.ids[which]
@@ -454,13 +453,13 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         if len(rows) < link.share.count:
             mask = np.isin(np.arange(link.share.count), rows)
 
-        def read(link: Link, header: Header, blob: Any) -> _Result:
-            whole = _Result(self._obs, link.share.count)
+        def read(link: Link, header: Header, blob: Any) -> Result:
+            whole = Result(self._obs, link.share.count)
             self._receive(link, header, blob, whole, slice(None))
             truncated, infos = self._recovery.settle(ids, link.index)
             self._recovery.saw(ids, [column[rows] for column in whole.slot.obs])
             whole.slot.truncated[rows] = truncated
-            target, places = result or _Result(self._obs, len(ids), ids), ids
+            target, places = result or Result(self._obs, len(ids), ids), ids
             if result is None:
                 places = np.arange(len(ids))
             target.take(whole, rows, places)
@@ -474,19 +473,19 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             self._exchange.send(group.shard, Frame.RESET, read, again, blob)
 
     def _reader(
-        self, result: _Result | None, into: slice, ids: Rows
-    ) -> Callable[[Link, Header, Any], _Result]:
+        self, result: Result | None, into: slice, ids: Rows
+    ) -> Callable[[Link, Header, Any], Result]:
         """Return what reads an answer into ``result``, or into a result of its own."""
 
-        def read(link: Link, header: Header, blob: Any) -> _Result:
-            target = result or _Result(self._obs, len(ids), ids)
+        def read(link: Link, header: Header, blob: Any) -> Result:
+            target = result or Result(self._obs, len(ids), ids)
             self._receive(link, header, blob, target, into)
             self._recovery.saw(ids, [column[into] for column in target.slot.obs])
             return target
 
         return read
 
-    def _receive(self, link: Link, header: Header, blob: Any, target: _Result, into: slice) -> None:
+    def _receive(self, link: Link, header: Header, blob: Any, target: Result, into: slice) -> None:
         link.channel.recv_body(header, target.slot.buffers(self._obs, into))
         if blob is not None:
             infos, objects, chosen = blob
@@ -497,10 +496,10 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             if chosen:
                 target.choose(chosen, into)
 
-    def _reader_of(self, result: _Result, ids: Rows) -> Callable[[Link, Header, Any], _Result]:
+    def _reader_of(self, result: Result, ids: Rows) -> Callable[[Link, Header, Any], Result]:
         """Return what reads an answer about some environments of a shard into ``result``."""
 
-        def read(link: Link, header: Header, blob: Any) -> _Result:
+        def read(link: Link, header: Header, blob: Any) -> Result:
             part = self._reader(None, slice(None), ids)(link, header, blob)
             result.take(part, np.arange(len(ids)), ids)
             return result
@@ -587,19 +586,11 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
                 "envs.action_space.sample() shows a right one"
             ) from error
 
-    def _env_ids(self, env_ids: Sequence[int] | npt.NDArray[Any] | None) -> Rows:
-        if env_ids is None:
-            return np.arange(self.num_envs)
-        ids = np.asarray(env_ids)
-        if ids.ndim != 1 or ids.dtype.kind not in "iu" or not len(ids):
-            raise ActionError(f"env_ids must be a list of env indices, got {env_ids!r}")
-        ids = ids.astype(np.intp)  # a copy: the caller may go on to use its own
-        if ids.min() < 0 or ids.max() >= self.num_envs or len(np.unique(ids)) != len(ids):
-            raise ActionError(
-                f"env_ids must be different indices from 0 to {self.num_envs - 1}, "
-                f"got {ids.tolist()}"
-            )
-        return ids
+    def _reset(self, seed: Any, options: dict[str, Any] | None) -> Reset:
+        maskable = self._fleet.description.maskable
+        return reset_arguments(
+            seed, options, self.num_envs, maskable=maskable, started=self._started
+        )
 
     def _by_shard(self, ids: Rows) -> Iterable[tuple[Link, slice | Rows]]:
         shard = self._shard_of[ids]
@@ -627,48 +618,6 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         group = self._groups[id(ids)] = _Group(link.index, link.span, ids, rows, blob)
         return group
 
-    def _reset_arguments(
-        self, seed: int | Sequence[int | None] | None, options: dict[str, Any] | None
-    ) -> tuple[list[int | None], dict[str, Any] | None, npt.NDArray[np.bool_] | None]:
-        n = self.num_envs
-        if seed is None:
-            seeds: list[int | None] = [None] * n
-        elif isinstance(seed, (int, np.integer)):
-            seeds = [int(seed) + index for index in range(n)]
-        else:
-            seeds = _seeds(seed)
-        if any(item is not None and item < 0 for item in seeds):
-            raise ConfigError(f"seeds must not be negative, got {seed!r}: reset(seed=1)")
-        if len(seeds) != n:
-            raise ConfigError(
-                f"reset(seed=[…]) needs {n} seeds, one per environment, got {len(seeds)}"
-            )
-        if options is None or "reset_mask" not in options:
-            return seeds, options, None
-        mask = options["reset_mask"]
-        if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (n,):
-            raise ConfigError(
-                f"options['reset_mask'] must be a NumPy array of {n} booleans, got {mask!r}"
-            )
-        if not mask.any():
-            raise ConfigError("options['reset_mask'] selects no environment")
-        if not self._fleet.description.maskable:
-            raise ConfigError(
-                "this engine resets all environments at once; reset_mask needs engine='gymnasium'"
-            )
-        if not self._started:
-            raise ResetNeeded("the first reset() must be of all environments, without reset_mask")
-        return seeds, {key: options[key] for key in options if key != "reset_mask"}, mask
-
-
-def _seeds(given: Any) -> list[int | None]:
-    try:
-        return [seed if seed is None else operator.index(seed) for seed in given]
-    except TypeError as error:
-        raise ConfigError(
-            f"seed must be an integer or a list of integers, got {given!r}: reset(seed=1)"
-        ) from error
-
 
 class _Group(NamedTuple):
     """Environments of one shard that are stepped together."""
@@ -682,45 +631,6 @@ class _Group(NamedTuple):
     """Their rows in the shard; ``None``: all."""
     blob: bytes
     """What a request says of them if the actions are as the space says."""
-
-
-class _Result:
-    """Arrays that answers are received into, and the infos that came with them."""
-
-    def __init__(self, layout: Layout, n: int, ids: Rows | None = None) -> None:
-        self.slot = Slot.empty(layout, n)
-        self.n = n
-        self.ids = np.arange(n) if ids is None else ids
-        self._infos: dict[int, list[tuple[Any, Rows]]] = {}
-        self.chosen: dict[str, Column] = {}
-
-    def report(self, shard: int, infos: Infos, places: Rows) -> None:
-        self._infos.setdefault(shard, []).append((infos, places))
-
-    def take(self, other: _Result, rows: Rows, places: Rows) -> None:
-        """Take over some rows of another result, with everything reported of them."""
-        ours, theirs = ([*result.slot.obs, *result.slot[1:]] for result in (self, other))
-        for column, values in zip(ours, theirs, strict=True):
-            column[places] = values[rows]
-        where = np.zeros(other.n, np.intp)
-        where[rows] = places
-        for shard, reports in other._infos.items():
-            for infos, at in reports:
-                self.report(shard, infos, where[at])
-
-    def choose(self, chosen: dict[str, Column], into: slice) -> None:
-        for name, values in chosen.items():
-            if name not in self.chosen:
-                self.chosen[name] = np.zeros((self.n, *values.shape[1:]), values.dtype)
-            self.chosen[name][into] = values
-
-    def info(self) -> dict[str, Any]:
-        merged: dict[str, Any] = {}
-        for shard in sorted(self._infos):  # answers come in any order
-            for infos, places in self._infos[shard]:
-                join: Any = merge_vector if isinstance(infos, VectorInfo) else merge
-                join(merged, infos, places, self.n)
-        return merged
 
 
 class _CloseOnError:
