@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from distributed import Client
 import clusterenv
 from clusterenv.dashboard import Page
 from clusterenv.telemetry import curves, headline
+from pipelines import ppo
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -100,6 +102,16 @@ def test_without_a_dashboard_nothing_is_told(client: Client) -> None:
         collector.rollout()
         assert collector.dashboard_link is None
     assert not client.get_events("clusterenv")
+
+
+def test_a_run_says_where_its_page_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ppo.train(ppo.preset("CartPole-v1", total_steps=512, num_envs=8, shards=1, out=tmp_path))
+    assert "dashboard:" not in capsys.readouterr().out
+    small = {"total_steps": 512, "num_envs": 8, "shards": 1, "dashboard": True}
+    ppo.train(ppo.preset("CartPole-v1", **small, out=tmp_path / "shown"))
+    assert re.search(
+        r"^dashboard: http://127\.0\.0\.1:\d+/clusterenv$", capsys.readouterr().out, re.M
+    )
 
 
 def collecting(client: Client) -> clusterenv.Collector:
