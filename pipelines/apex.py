@@ -26,7 +26,8 @@ from clusterenv.policies import Context, Decision, EpsilonGreedy
 from clusterenv.schema import Column
 from pipelines import dqn, options
 from pipelines.dqn import Arrangement, Result
-from pipelines.learner_args import LearnerArgs, refused
+from pipelines.learner_args import LearnerArgs
+from pipelines.run_args import refused
 
 __all__ = ["APEX", "Args", "Explorers", "ladder", "preset", "td_errors", "train"]
 

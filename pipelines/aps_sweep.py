@@ -36,6 +36,7 @@ from pipelines.aps_arms import (
     table,
 )
 from pipelines.aps_plots import draw
+from pipelines.run_args import sync_rule
 
 __all__ = ["sweep"]
 
@@ -164,7 +165,7 @@ def sweep(args: Args) -> Verdict:
     """
     chosen = [] if args.plot_only else arms(args)
     for arm in chosen:
-        ppo.sync_rule(plan(args, arm, 0))  # refuses a bad number before anything runs
+        sync_rule(plan(args, arm, 0))  # refuses a bad number before anything runs
     args = settle(args)
     outcomes = read_outcomes(args.out)
     finished = {(outcome.arm, outcome.seed) for outcome in outcomes}

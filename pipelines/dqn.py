@@ -28,10 +28,11 @@ from clusterenv.store import NStep, Prioritized, Ratio, ReplayStore, Uniform
 from pipelines import dashboard, options
 from pipelines.display import Display, summary
 from pipelines.episodes import Episodes, Intake, mean
-from pipelines.learner_args import FREE, LearnerArgs, refused, survival, sync_rule
+from pipelines.learner_args import FREE, LearnerArgs
 from pipelines.metrics import Metrics, collected
 from pipelines.q_networks import QNetwork, stack_of
 from pipelines.run import Interrupt
+from pipelines.run_args import refused, survival, sync_rule
 from pipelines.sessions import Session
 from pipelines.spaces import spaces_of
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,12 +23,12 @@ from torch import Tensor, nn
 import clusterenv
 from clusterenv.errors import ClusterEnvError, ConfigError
 from clusterenv.store import Rollout, RolloutStore
-from clusterenv.sync import SyncRule
 from pipelines import dashboard, gae, options
 from pipelines.agents import PPOAgent
 from pipelines.display import Display, summary
 from pipelines.metrics import Metrics, collected
 from pipelines.run import Interrupt, Run
+from pipelines.run_args import RunArgs, refused, survival, sync_rule
 from pipelines.running import RewardScaler
 from pipelines.spaces import spaces_of
 
@@ -36,21 +36,14 @@ __all__ = ["Args", "PPOAgent", "Result", "preset", "train"]
 
 
 @dataclass(frozen=True)
-class Args:
+class Args(RunArgs):
     """Everything that can be chosen; :func:`preset` has what suits an environment."""
 
     env: str = "LunarLander-v3"  # id of a Gymnasium environment
     total_steps: int = 1_000_000  # environment steps, all environments together
     num_envs: int = 16  # environments, all shards together
     horizon: int = 128  # steps of each environment between two updates
-    shards: int | None = None  # worker processes; one per core if not given
-    cluster: str | None = None  # scheduler address, file or jobqueue name; else this machine
-    engine: str = "auto"  # what steps the environments on the workers
-    sync: Literal["every-version", "every", "divergence", "never"] = "every-version"  # when to pull
     threshold: float = 0.05  # of --sync divergence: pull when diverged further
-    every: int = 4  # of --sync every: pull when this many versions behind
-    max_lag: int | None = None  # of --sync divergence: pull when further behind
-    seed: int = 1  # environment i gets seed + i
     lr: float = 3e-4  # of Adam
     anneal: bool = True  # bring the learning rate down to 0 linearly
     gamma: float = 0.99  # discount per step
@@ -66,24 +59,14 @@ class Args:
     normalize_obs: bool = True  # by their running mean and variance
     scale_rewards: bool | None = None  # by the running return's deviation; default: if continuous
     hidden: tuple[int, ...] = (64, 64)  # layers of actor and critic
-    threads: int = 1  # of torch at the head; the workers need the other cores
     checkpoint_every: int = 50  # updates
-    stop_at: float | None = None  # stop when the last 100 episodes' mean return reaches this
-    out: Path | None = None  # run directory; default: a new one under runs/
     resume: bool = False  # go on with the run in --out
-    wandb: bool = False  # log to Weights & Biases too; needs clusterenv[wandb]
-    dashboard: bool = False  # show each shard on Dask's dashboard, on port 8787 of this machine
-    quiet: bool = False  # print nothing
 
     def __post_init__(self) -> None:
-        for name in ("total_steps", "num_envs", "horizon", "epochs", "minibatches", "every"):
-            if getattr(self, name) < 1:
-                flag = f"--{name.replace('_', '-')}"
-                raise ConfigError(f"{flag} must be at least 1, got {getattr(self, name)}: {flag} 8")
-        if not self.max_correction > 0:
-            raise ConfigError(
-                f"--max-correction must be above 0, got {self.max_correction}: --max-correction 2"
-            )
+        super().__post_init__()
+        for name, example in (("epochs", 4), ("minibatches", 4), ("max_correction", 2)):
+            if not getattr(self, name) > 0:
+                raise refused(name, getattr(self, name), "above 0", example)
         if 2 * self.minibatches > self.num_envs * self.horizon:
             raise ConfigError(
                 f"--minibatches {self.minibatches} leaves fewer than 2 rows in each, of "
@@ -242,6 +225,7 @@ def train(args: Args) -> Result:
             engine=args.engine,
             sync=sync_rule(args),
             seed=args.seed + past.steps,  # a resumed run goes on with new episodes
+            **survival(args),
         ) as collector,
     ):
         dashboard.say_where(collector, display)
@@ -331,17 +315,6 @@ def restore(run: Run, parts: Mapping[str, Any]) -> tuple[Metrics, list[float]]:
         ) from error
     torch.set_rng_state(saved["rng"])
     return Metrics.read(saved["metrics"]), list(saved["returns"])
-
-
-def sync_rule(args: Args) -> SyncRule:
-    """Return the rule that the arguments name."""
-    rules: dict[str, SyncRule] = {
-        "every-version": clusterenv.EveryVersion(),
-        "every": clusterenv.Every(args.every),
-        "divergence": clusterenv.Divergence(args.threshold, max_lag=args.max_lag),
-        "never": clusterenv.Never(),
-    }
-    return rules[args.sync]
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -130,8 +130,8 @@ def test_the_command_that_goes_on_gives_the_same_options() -> None:
     )
     said = options.command("clusterenv train dqn", args, PRESETS, total_steps=7)
     assert said == (
-        "clusterenv train dqn --env LunarLander-v3 --total-steps 7 --seed 3 --no-anneal "
-        "--hidden 32 16 --stop-at 200.0 --out 'runs/a b'"
+        "clusterenv train dqn --env LunarLander-v3 --total-steps 7 --seed 3 --stop-at 200.0 "
+        "--out 'runs/a b' --no-anneal --hidden 32 16"
     )
     words = shlex.split(said)[3:]
     again = options.read(Args, words, presets=PRESETS)

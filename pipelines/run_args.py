@@ -1,0 +1,71 @@
+"""What can be chosen for every learner: what runs where, and what becomes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import clusterenv
+from clusterenv.errors import ConfigError
+from clusterenv.sync import SyncRule
+
+__all__ = ["RunArgs", "refused", "survival", "sync_rule"]
+
+
+@dataclass(frozen=True)
+class RunArgs:
+    """Arguments of a run; those of its learner come besides."""
+
+    env: str = "CartPole-v1"  # id of a Gymnasium environment
+    total_steps: int = 200_000  # environment steps, all environments together
+    num_envs: int = 8  # environments, all shards together
+    horizon: int = 16  # steps of each environment in a batch
+    shards: int | None = None  # worker processes; one per core if not given
+    cluster: str | None = None  # scheduler address, file or jobqueue name; else this machine
+    engine: str = "auto"  # what steps the environments on the workers
+    sync: Literal["every-version", "every", "divergence", "never"] = "every-version"  # when to pull
+    threshold: float = 0.01  # of --sync divergence: pull when diverged further
+    every: int = 4  # of --sync every: pull when this many versions behind
+    max_lag: int | None = None  # of --sync divergence: pull when further behind
+    restarts: int = 5  # of a lost shard within 10 minutes; one loss more ends the run
+    restart_wait: float = 60.0  # seconds: the longest wait before a shard is placed again
+    env_faults: int = 5  # of one environment within 10 minutes; each time it is rebuilt
+    seed: int = 1  # environment i gets seed + i
+    threads: int = 1  # of torch at the head; the workers need the other cores
+    stop_at: float | None = None  # stop when the last episodes' mean return reaches this
+    out: Path | None = None  # run directory; default: one under runs/
+    wandb: bool = False  # log to Weights & Biases too; needs clusterenv[wandb]
+    dashboard: bool = False  # show each shard on Dask's dashboard, on port 8787 of this machine
+    quiet: bool = False  # print nothing
+
+    def __post_init__(self) -> None:
+        for name in ("total_steps", "num_envs", "horizon", "every", "threads"):
+            if not getattr(self, name) > 0:
+                raise refused(name, getattr(self, name), "above 0", 8)
+
+
+def refused(name: str, value: float, wanted: str, example: float) -> ConfigError:
+    """Return the error of an argument, with one that would do."""
+    flag = f"--{name.replace('_', '-')}"
+    return ConfigError(f"{flag} must be {wanted}, got {value}: {flag} {example}")
+
+
+def survival(args: RunArgs) -> dict[str, Any]:
+    """Return what a collector shall do about losses and faults."""
+    wait = args.restart_wait
+    return {
+        "restarts": clusterenv.Restarts(args.restarts, backoff=min(1.0, wait), backoff_max=wait),
+        "env_faults": clusterenv.EnvFaults(args.env_faults),
+    }
+
+
+def sync_rule(args: RunArgs) -> SyncRule:
+    """Return the rule that the arguments name."""
+    rules: dict[str, SyncRule] = {
+        "every-version": clusterenv.EveryVersion(),
+        "every": clusterenv.Every(args.every),
+        "divergence": clusterenv.Divergence(args.threshold, max_lag=args.max_lag),
+        "never": clusterenv.Never(),
+    }
+    return rules[args.sync]
