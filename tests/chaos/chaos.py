@@ -184,7 +184,7 @@ def run(out: Path, seconds: float, seed: int = 0, measure: float = 5.0) -> Repor
             horizon=16,
             cluster=client.scheduler.address,
             shards=2,
-            capacity=10_000_000,  # all rows stay
+            capacity=1_000_000 + int(10_000 * seconds),  # all rows stay
             rows_per_update=64,
             log_every=5_000,
             hidden=(16,),
@@ -201,6 +201,8 @@ def run(out: Path, seconds: float, seed: int = 0, measure: float = 5.0) -> Repor
     if report.problem is not None:
         raise report.problem
     report.account = check_rows(out / "replay")
+    collected = report.stats.rows if report.stats else 0
+    assert report.account.rows >= collected, f"{collected} rows were collected; fewer are there"
     return report
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 import clusterenv
 
 __all__ = ["Account", "check_rows"]
@@ -22,10 +20,13 @@ class Account(NamedTuple):
 
 def check_rows(dataset: Path) -> Account:
     """Raise unless every row is there once, in episodes without a gap, none across a crash."""
-    table = clusterenv.open_dataset(dataset).to_table().to_pandas()
     keys = ["shard", "incarnation", "env", "episode"]
+    columns = [*keys, "step", "obs", "terminated", "truncated"]
+    arrow = clusterenv.open_dataset(dataset).to_table(columns=columns)
+    lists = arrow["obs"].combine_chunks()
+    obs = getattr(lists, "storage", lists).flatten().to_numpy().reshape(len(arrow), -1)
+    table = arrow.drop_columns(["obs"]).to_pandas()
     assert not table.duplicated([*keys, "step"]).any(), "a row is there twice"
-    obs = np.stack(table["obs"].to_numpy())
     table["mark"], table["count"] = obs[:, 0], obs[:, 1]
     assert (table["count"] == table["step"]).all(), "a row is not what it says"
     table = table.sort_values([*keys, "step"], kind="stable")
