@@ -18,31 +18,39 @@ class Stats:
     """What a collector has done so far."""
 
     rows: int
+    """Received by the head."""
     dropped_rows: int
     """Rows left behind by a lock-step start or a move (engines that spend steps on resetting)."""
     lost_rows: int
     """Rows that lost shards had taken, as far as they had told, and not delivered."""
     episodes: int
+    """Finished."""
     returns: list[float]
     """Of the last 100 finished episodes."""
     lengths: list[int]
+    """In steps, of the same episodes."""
     seconds: float
+    """Since the collector was made."""
     steps_per_second: list[float]
     """Of each shard, since the collector was made."""
     announcements: int
+    """Versions published."""
     announced_bytes: int
     """Of announcements, sent to all shards together."""
     checks: int
     """Announcements that shards judged by the rule."""
     pulls: int
+    """Of weights, by all shards together."""
     weight_bytes: int
     """Weights sent by the head."""
     wire_bytes: int
     """Fragments received by the head."""
     lag_min: int
+    """Versions that a fragment's first row was behind the newest its shard knew: the least,"""
     lag_mean: float
+    """the mean,"""
     lag_max: int
-    """Versions behind the newest known, over all received fragments."""
+    """and the most, over all received fragments."""
     divergences: list[float | None]
     """Of each shard's version from the newest it had heard of, when its last fragment began."""
     versions: list[int]

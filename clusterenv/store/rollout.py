@@ -54,7 +54,9 @@ class RolloutStats:
 
     accepted_rows: int = 0
     taken_rows: int = 0
+    """Handed to the learner."""
     dropped_rows: int = 0
+    """Too old for it."""
     dropped_batches: int = 0
 
 

@@ -32,12 +32,18 @@ class ReplayStats:
     """What a store holds, and what went through it since it was begun."""
 
     rows: int
+    """Held now."""
     capacity: int
+    """Rows that it can hold."""
     added_rows: int
     sampled_rows: int
+    """Handed out; a row counts as often as it was."""
     evicted_rows: int
+    """That made room for newer ones."""
     nbytes: int
+    """Of the columns, in memory or in mapped files."""
     oldest_version: int
+    """Of the policies that acted in the rows held."""
     newest_version: int
 
 
