@@ -61,7 +61,7 @@ class Collector:
     env
         Whatever :func:`clusterenv.make_vec` takes.
     policy
-        A :class:`clusterenv.policies.Policy`; its weights are version 0.
+        A :class:`clusterenv.policies.Policy`; its weights are the first version.
     num_envs, shards, cluster, engine, wrappers
         As for :func:`clusterenv.make_vec`.
     horizon
@@ -85,6 +85,8 @@ class Collector:
         Between what a shard changes its policy and scalars: ``"fragment"``, or ``"step"``
         to act with new weights from the next step on. ``rollout()`` always changes them
         between fragments.
+    version
+        Number of the first version; a run that goes on goes on counting.
     **env_kwargs
         Passed to the environment.
 
@@ -118,6 +120,7 @@ class Collector:
         restarts: Restarts | None = None,
         env_faults: EnvFaults | None = None,
         switch: str = "fragment",
+        version: int = 0,
         wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] = (),
         **env_kwargs: Any,
     ) -> None:
@@ -132,7 +135,7 @@ class Collector:
         mode = AutoresetMode.SAME_STEP if loop else AutoresetMode.NEXT_STEP
         recipe = make_recipe(env, num_envs, engine, mode, wrappers, env_kwargs)
         try:
-            spec = StreamSpec(policy, rule, horizon, seed, 0, switch, env_faults)
+            spec = StreamSpec(policy, rule, horizon, seed, version, switch, env_faults)
             stream = cloudpickle.dumps(spec)
         except Exception as error:
             raise ConfigError(
@@ -147,7 +150,7 @@ class Collector:
         self._layout = Layout(about.observation_space)
         self._obs_names = [leaf.name("obs") for leaf in self._layout.leaves]
         links = self._fleet.links
-        self._publisher = Publisher(policy, rule, self._layout, len(links))
+        self._publisher = Publisher(policy, rule, self._layout, len(links), version=version)
         self._locks = [threading.Lock() for _ in links]
         self._roster = threading.RLock()  # who has which tickets, and has heard what
         self._waiting = [0] * len(links)  # batches of each shard that were not taken yet
@@ -163,7 +166,7 @@ class Collector:
         self._received: queue.SimpleQueue[Batch | BaseException] = queue.SimpleQueue()
         self._streaming = False
         self._failure: BaseException | None = None
-        self._tally = Tally(len(links))
+        self._tally = Tally(len(links), version)
         self._supervisor = Supervisor(
             self._fleet,
             restarts,
@@ -321,7 +324,7 @@ class Collector:
             return
         self._looked = now
         if self._telemetry.due(now):
-            self._telemetry.tell(now, self._publisher.newest.version, self.stats())
+            self._telemetry.tell(now, self.stats())
         for quiet in links:
             if quiet.lost:
                 continue

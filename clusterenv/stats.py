@@ -53,6 +53,8 @@ class Stats:
     """and the most, over all received fragments."""
     divergences: list[float | None]
     """Of each shard's version from the newest it had heard of, when its last fragment began."""
+    version: int
+    """The newest."""
     versions: list[int]
     """That acted in the first row of each shard's last fragment."""
     restarts: int
@@ -72,7 +74,7 @@ class Stats:
 class Tally:
     """Counts what was received; guarded by its lock."""
 
-    def __init__(self, shards: int) -> None:
+    def __init__(self, shards: int, version: int) -> None:
         self.lock = threading.Lock()
         self.weight_bytes = 0
         self.announced_bytes = 0
@@ -80,7 +82,7 @@ class Tally:
         self._rows = [0] * shards
         self._checks = [0] * shards
         self._pulls = [0] * shards
-        self._versions = [0] * shards
+        self._versions = [version] * shards
         self._divergences: list[float | None] = [None] * shards
         self._wire = self._dropped = self._lost = self._episodes = 0
         self._returns: deque[float] = deque(maxlen=100)
@@ -152,6 +154,7 @@ class Tally:
             lag_mean=total / max(1, self._fragments),
             lag_max=most,
             divergences=list(self._divergences),
+            version=publisher.version,
             versions=list(self._versions),
             restarts=self._restarts,
             moves=self._moves,

@@ -22,14 +22,14 @@ SECONDS = 1.0
 Record = Mapping[str, Any]
 
 
-def record(fleet: str, title: str, newest: int, stats: Stats) -> dict[str, Any]:
+def record(fleet: str, title: str, stats: Stats) -> dict[str, Any]:
     """Return what is told of a collector: numbers, strings, and lists by shard."""
     return {
         "fleet": fleet,
         "title": title,
         "seconds": stats.seconds,
         "rows": [round(rate * stats.seconds) for rate in stats.steps_per_second],
-        "newest": newest,
+        "newest": stats.version,
         "versions": stats.versions,
         "divergences": stats.divergences,
         "announcements": stats.announcements,
@@ -120,10 +120,10 @@ class Telemetry:
         """Whether it is time to tell something."""
         return self.link is not None and now - self._told >= SECONDS
 
-    def tell(self, now: float, newest: int, stats: Stats) -> None:
+    def tell(self, now: float, stats: Stats) -> None:
         """Send what there is, without waiting for an answer."""
         self._told = now
-        message = record(self._fleet, self._title, newest, stats)
+        message = record(self._fleet, self._title, stats)
         self._client.loop.add_callback(partial(_send, self._client, message))
 
 

@@ -63,6 +63,9 @@ def _plot(words: Sequence[str]) -> None:
 
 def _bench(words: Sequence[str]) -> int:
     known = ("step", "collect", "replay")
+    if words and words[0] in ("-h", "--help"):
+        print(f"usage: clusterenv bench {{{','.join(known)}}} [OPTIONS]; each has its own --help")
+        return DONE
     if not words or words[0] not in known:
         said = f"{words[0]!r} is unknown" if words else "nothing is named"
         raise ConfigError(f"{said}; one of {', '.join(known)}: clusterenv bench collect")
@@ -90,6 +93,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(_help())
         return DONE if words else USAGE
+    if words == ["train", "--help"] or words == ["train", "-h"] or words == ["train"]:
+        print(_help())
+        return DONE if len(words) > 1 else USAGE
     if words[0] in ("-V", "--version"):
         print(__version__)
         return DONE
@@ -116,8 +122,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         where = f" for {error.filename}" if error.filename else ""
         print(
-            f"clusterenv {name}: no room left on the disk{where}. What was committed before is "
-            "whole: make room, and give the same command again",
+            f"clusterenv {name}: no room left on the disk{where}. Make room and go on; what a run "
+            f"saved last is whole: clusterenv inspect tells what that is",
             file=sys.stderr,
         )
         return FAILED
@@ -137,7 +143,8 @@ def completion() -> str:
             fields = dataclasses.fields(
                 importlib.import_module(f"pipelines.{command.options}").Args
             )
-            flags = " ".join(f"--{field.name.replace('_', '-')}" for field in fields) + " --options"
+            names = [field.name.replace("_", "-") for field in fields if field.name != "runs"]
+            flags = " ".join(f"--{name}" for name in (*names, "options"))
             cases.append(f'    "{name}"*) words="{flags}" ;;')
     cases.append(f'    doctor*) words="{" ".join(DOCTORS)}" ;;')
     return "\n".join(
@@ -159,7 +166,9 @@ def _help() -> str:
     lines = ["usage: clusterenv COMMAND [OPTIONS]", ""]
     lines += [f"  {name:<12} {command.about}" for name, command in COMMANDS.items()]
     lines += [
+        f"  {'completion':<12} print a script that completes commands in bash",
         "",
+        "clusterenv --version tells the version,",
         "clusterenv COMMAND --help tells a command's options;",
         "source <(clusterenv completion) completes them in bash.",
         "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.",

@@ -23,7 +23,7 @@ import torch
 
 import clusterenv
 from clusterenv import Batch
-from clusterenv.errors import ClusterEnvError, ConfigError
+from clusterenv.errors import ClusterEnvError, ConfigError, StoreNotWritten
 from clusterenv.policies import EpsilonGreedy, Policy, Random
 from clusterenv.store import Journal, Stack
 from pipelines import dashboard, options
@@ -101,6 +101,8 @@ def collect(args: Args) -> Result:
     observations, actions = spaces_of(args.env, args.engine)
     policy = load_policy(args.policy, observations, actions, args.epsilon)
     note = note_of(args.out)
+    if note is None and (args.out / "progress.csv").exists():
+        raise ConfigError(f"{args.out} holds a learner's run; write elsewhere: --out {args.out}-2")
     if note is not None:
         if "dataset" not in note:
             raise ConfigError(
@@ -173,10 +175,10 @@ def _collect(args: Args, policy: Policy, journal: Journal) -> Result:
                 if time.monotonic() - committed >= args.commit_seconds:
                     commit()
                     committed = time.monotonic()
-    except ClusterEnvError:
+    except ClusterEnvError as error:
         # In a terminal, Ctrl-C also reaches the workers of a local cluster.
         if not interrupt.wanted:
-            if seconds:  # something was collected
+            if seconds and not isinstance(error, StoreNotWritten):  # something can be saved
                 commit()
                 display.say(
                     f"saved {rows:,} rows in {args.out}; the same command goes on from there"
@@ -187,7 +189,7 @@ def _collect(args: Args, policy: Policy, journal: Journal) -> Result:
     display.sum_up(
         [
             ("rows", f"{rows:,} rows, {rows - before:,} of them in {duration(seconds)}"),
-            ("return", f"{mean(episodes.returns):.1f}, mean of the last 100 episodes"),
+            ("return", f"{mean(episodes.returns):.1f}, mean of {len(episodes.returns)} episodes"),
             ("wrote", f"{args.out}: clusterenv.open_dataset({str(args.out)!r}).to_table()"),
             ("go on", options.command("clusterenv collect", args, {}, **further)),
         ]

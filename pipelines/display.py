@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -326,22 +328,34 @@ class Display:
         if self.due:
             self._form = self._form or _form(self._title, self._total)
             self._shown, self._newest = time.monotonic(), None
-            self._form.show(metrics)
+            with self._unless_nobody_reads():
+                self._form.show(metrics)
+
+    @contextmanager
+    def _unless_nobody_reads(self) -> Iterator[None]:
+        """Go on in silence when the reader of a pipe has gone: ``clusterenv … | head``."""
+        try:
+            yield
+        except BrokenPipeError:
+            self._quiet, self._form = True, None
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
-        if self._form is not None:
-            self._form.say(text)
-        elif not self._quiet:
-            print(text, flush=True)
+        with self._unless_nobody_reads():
+            if self._form is not None:
+                self._form.say(text)
+            elif not self._quiet:
+                print(text, flush=True)
 
     def close(self) -> None:
         """Show the last record, if it was not, and leave it there."""
         form, newest, self._form = self._form, self._newest, None
         if form is not None:
-            if newest is not None:
-                form.show(newest)
-            form.close()
+            with self._unless_nobody_reads():
+                if newest is not None:
+                    form.show(newest)
+                form.close()
 
     def sum_up(self, said: Sequence[Fact]) -> None:
         """Print facts that stay, as a table."""

@@ -428,6 +428,7 @@ def train(args: LearnerArgs, arrangement: Arrangement = DQN) -> Result:
                     engine=args.engine,
                     sync=sync_rule(args),
                     seed=args.seed + training.steps,  # a resumed run begins new episodes
+                    version=training.metrics.version + training.session.resumes,
                     **survival(args),
                 ) as collector,
             ):

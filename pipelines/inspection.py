@@ -82,6 +82,8 @@ def _store(directory: Path) -> list[tuple[str, str]]:
     if damaged:
         lines.append(("health", f"damaged: {', '.join(damaged)}; the rest is readable"))
         return lines
+    if not manifest.end:
+        return [*lines, ("rows", "0: nothing has been committed yet")]
     try:
         names = ["shard", "incarnation", "env", "episode", "step", "reward", "version"]
         names += ["terminated", "truncated"]

@@ -78,7 +78,7 @@ def collected(past: Metrics, stats: Stats) -> dict[str, Any]:
     """Return what a collector has done, on top of what was done before it was made."""
     every = stats.announcements * len(stats.versions)
     return {
-        "version": past.version + stats.announcements,
+        "version": stats.version,
         "pulls": past.pulls + stats.pulls,
         "pulls_saved": past.pulls_saved + max(0, every - stats.pulls),
         "weight_bytes": past.weight_bytes + stats.weight_bytes,

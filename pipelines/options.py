@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import os
 import shlex
+import shutil
+import sys
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -84,10 +87,14 @@ def command(prog: str, args: Any, presets: Mapping[str, Mapping[str, Any]], **ch
         Options that shall be others.
     """
     args = dataclasses.replace(args, **changes)
+    program, *rest = prog.split()
+    if shutil.which(program) is None:  # in an environment that is not activated
+        beside = Path(sys.executable).with_name(program)
+        program = os.path.relpath(beside) if beside.exists() else program
     fields = dataclasses.fields(args)
     tacit = {field.name: field.default for field in fields}
     tacit |= {**presets.get(args.env, {}), "env": args.env}
-    words = [*prog.split(), "--env", args.env]
+    words = [program, *rest, "--env", args.env]
     for field in fields:
         value, flag = getattr(args, field.name), field.name.replace("_", "-")
         if value == tacit[field.name]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import matplotlib as mpl
 import tyro
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 from clusterenv.errors import ConfigError
 
@@ -54,6 +55,7 @@ def draw(runs: Sequence[Path], out: Path) -> Path:
                 colour = mpl.colormaps["viridis"](index / max(1, len(curves) - 1) * 0.85)
                 axes.plot(*zip(*points, strict=True), color=colour, label=name)
         axes.set(xlabel="environment steps", title=title)
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.spines[["top", "right"]].set_visible(False)
     figure.axes[0].legend(frameon=False, fontsize="small")
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -225,6 +225,7 @@ def train(args: Args) -> Result:
             engine=args.engine,
             sync=sync_rule(args),
             seed=args.seed + past.steps,  # a resumed run goes on with new episodes
+            version=past.version + args.resume,  # and what it had learned since the last version
             **survival(args),
         ) as collector,
     ):
@@ -232,7 +233,7 @@ def train(args: Args) -> Result:
         run.open(past.steps)
         store = RolloutStore()
         began = time.monotonic()
-        version = 0  # what the collector was made with
+        version = past.version + args.resume  # what the collector was made with
         try:
             for done in itertools.count(1):
                 if metrics.steps >= args.total_steps or reached_at or interrupt.wanted:

@@ -20,6 +20,8 @@ from pipelines.sinks import CsvFile, JsonLines, Sink, TensorBoard, WandB, read_c
 
 __all__ = ["Interrupt", "Run"]
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 class Run:
     """Writes metrics, ``checkpoint.pt`` and ``curve.png``.
@@ -88,11 +90,20 @@ class Run:
         if name is not None:
             self.checkpoint = self.out / name
         beside = self.checkpoint.with_suffix(".tmp")
-        with beside.open("wb") as file:
-            torch.save(dict(state), file)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(self.checkpoint)
+        try:
+            with beside.open("wb") as file:
+                torch.save(dict(state), file)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(self.checkpoint)
+        except (OSError, RuntimeError) as error:  # torch's writer hides what the disk said
+            beside.unlink(missing_ok=True)
+            cause = error if isinstance(error, OSError) else error.__context__
+            raise (
+                OSError(cause.errno, cause.strerror, str(self.checkpoint))
+                if isinstance(cause, OSError)
+                else error
+            ) from error
         directory = os.open(self.out, os.O_RDONLY)
         try:
             os.fsync(directory)  # the name too is on the disk before anything refers to it
@@ -142,19 +153,22 @@ class Run:
 
 
 class Interrupt:
-    """Turns the first Ctrl-C into a wish, :attr:`wanted`; the second interrupts as usual."""
+    """Turns the first Ctrl-C, or SIGTERM, into a wish, :attr:`wanted`; the second acts as usual.
+
+    SIGTERM is what a batch system sends some time before it ends a job.
+    """
 
     def __init__(self, notice: str, quiet: bool = False) -> None:
         self.wanted = False
         self._notice = notice
         self._quiet = quiet
-        self._before: Any = None
+        self._before: dict[int, Any] = {}
         # Python delivers signals to the main thread, and only it may set handlers.
         self._installs = threading.current_thread() is threading.main_thread()
 
     def __enter__(self) -> Interrupt:
         if self._installs:
-            self._before = signal.signal(signal.SIGINT, self._heard)
+            self._before = {number: signal.signal(number, self._heard) for number in _SIGNALS}
         return self
 
     def __exit__(
@@ -163,11 +177,14 @@ class Interrupt:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._installs:
-            signal.signal(signal.SIGINT, self._before)
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
         self.wanted = True
-        signal.signal(signal.SIGINT, self._before)
+        self._restore()
         if not self._quiet:
             print(f"\n{self._notice}", flush=True)

@@ -9,6 +9,7 @@ import gymnasium as gym
 from gymnasium.vector import AutoresetMode
 
 from clusterenv.envs import build
+from clusterenv.errors import ConfigError
 from clusterenv.launch import make_recipe
 
 __all__ = ["spaces_of"]
@@ -32,6 +33,9 @@ def spaces_of(env: str, engine: str = "auto") -> tuple[gym.Space[Any], gym.Space
     loop = engine in ("auto", "gymnasium")
     mode = AutoresetMode.SAME_STEP if loop else AutoresetMode.NEXT_STEP
     recipe = make_recipe(env, 1, engine, mode, (), {})
-    with contextlib.closing(build(recipe, 0, 1)) as made:
-        about = made.description
-        return about.observation_space, about.action_space
+    try:
+        with contextlib.closing(build(recipe, 0, 1)) as made:
+            about = made.description
+            return about.observation_space, about.action_space
+    except gym.error.DependencyNotInstalled as error:
+        raise ConfigError(f"{env} needs a package that is not here: {error}") from error

@@ -45,6 +45,8 @@ class Publisher:
     probe
         Observations that versions are compared on. By default 128, and fewer, down to 16,
         for a policy of more than 2**18 parameters: what a publish costs is bounded.
+    version
+        Number of the policy.
     """
 
     def __init__(
@@ -54,14 +56,15 @@ class Publisher:
         observations: Layout,
         shards: int,
         probe: int | None = None,
+        version: int = 0,
     ) -> None:
         self._scratch = copy.deepcopy(policy).eval()
         self._rule = rule
         self._layout = observations
         self._manifest = manifest_of(policy)
         self.probe = Probe(probe or probe_size(policy))
-        self.version = 0
-        self.in_use = [0] * shards
+        self.version = version
+        self.in_use = [version] * shards
         self.announcements = 0
         self.evaluation_seconds = 0.0
         self._evaluated: dict[int, Distribution] = {}
@@ -69,7 +72,7 @@ class Publisher:
         self._context: Context
         self._scalars: dict[str, float] = {}
         self._probed = 0
-        self._kept: dict[int, Weights] = {0: pack(policy, self._manifest, 0)}
+        self._kept: dict[int, Weights] = {version: pack(policy, self._manifest, version)}
 
     @property
     def newest(self) -> Weights:

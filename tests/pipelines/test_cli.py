@@ -3,12 +3,14 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from distributed import Client
 
 from clusterenv.errors import ConfigError
+from clusterenv.store import Journal
 from pipelines import cli, options
 from pipelines.collect import Args as CollectArgs
 from pipelines.dqn import PRESETS, Args, preset
@@ -124,7 +126,9 @@ complete_words clusterenv train dqn --env CartPole-v1 --rows-
     assert done.stdout.splitlines() == ["train", "apex", "--rows-per-update"], done.stderr
 
 
-def test_the_command_that_goes_on_gives_the_same_options() -> None:
+def test_the_command_that_goes_on_gives_the_same_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = Path(sys.executable).parent
+    monkeypatch.setenv("PATH", str(beside))
     args = preset(
         "LunarLander-v3", seed=3, hidden=(32, 16), anneal=False, out=Path("runs/a b"), stop_at=200.0
     )
@@ -136,6 +140,10 @@ def test_the_command_that_goes_on_gives_the_same_options() -> None:
     words = shlex.split(said)[3:]
     again = options.read(Args, words, presets=PRESETS)
     assert again == dataclasses.replace(args, total_steps=7)
+    monkeypatch.setenv("PATH", "")  # the environment is not activated
+    monkeypatch.chdir(beside.parent)
+    said = options.command("clusterenv train dqn", args, PRESETS)
+    assert said.startswith(f"{beside.name}/clusterenv train dqn --env")
 
 
 def test_a_full_disk_is_told_without_a_traceback(
@@ -147,4 +155,18 @@ def test_a_full_disk_is_told_without_a_traceback(
     assert cli.main([*words, "--shards", "1", "--num-envs", "4", "--cluster", address]) == 1
     said = capsys.readouterr().err
     assert "no room left on the disk" in said
-    assert "give the same command again" in said
+    assert "Make room and go on" in said
+
+
+def test_a_store_without_rows_is_inspected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Journal(tmp_path).close()
+    assert cli.main(["inspect", str(tmp_path)]) == 0
+    assert "nothing has been committed yet" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["train", "--help"], ["bench", "--help"]])
+def test_half_a_command_has_help_too(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(words) == 0
+    assert "usage: clusterenv" in capsys.readouterr().out

@@ -106,7 +106,8 @@ def test_a_collection_that_is_killed_goes_on_with_the_same_command(
     assert check_rows(out) == 30_000
 
 
-def test_ctrl_c_commits_what_there_is(tmp_path: Path, cluster: str) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_commits_what_there_is(tmp_path: Path, cluster: str, number: int) -> None:
     out = tmp_path / "data"
     command = [
         *(sys.executable, "-m", "pipelines.collect", "--env", "CartPole-v1", "--out", str(out)),
@@ -116,13 +117,32 @@ def test_ctrl_c_commits_what_there_is(tmp_path: Path, cluster: str) -> None:
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert wait_until(lambda: note_of(out) is not None, 60)
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             said, _ = process.communicate(timeout=60)
         finally:
             process.kill()
     assert process.returncode == 0
     assert "committing and stopping" in said
     assert f"{clusterenv.open_dataset(out).count_rows():,} rows" in said.splitlines()[-4]
+
+
+def test_a_learners_run_is_not_written_into(tmp_path: Path) -> None:
+    (tmp_path / "progress.csv").touch()
+    with pytest.raises(ConfigError, match="holds a learner's run; write elsewhere"):
+        collect(Args("CartPole-v1", tmp_path, rows=10))
+
+
+def test_it_goes_on_when_nobody_reads_what_it_says(tmp_path: Path, cluster: str) -> None:
+    words = (
+        f"{sys.executable} -m pipelines.collect --env CartPole-v1 --out {tmp_path / 'data'} "
+        f"--rows 4_000 --num-envs 4 --horizon 32 --shards 2 --cluster {cluster} | head -1"
+    )
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", words], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "BrokenPipe" not in done.stderr
+    assert clusterenv.open_dataset(tmp_path / "data").count_rows() == 4_000
 
 
 def test_what_learners_wrote_acts(tmp_path: Path, cluster: str) -> None:

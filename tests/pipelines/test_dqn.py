@@ -353,6 +353,9 @@ def test_a_run_killed_in_the_middle_goes_on_with_the_same_command(
     assert f"from {note['steps']:,} steps" in said
     assert str(out / "replay") in said
     steps = check_rows(out / "replay")
+    versions = clusterenv.open_dataset(out / "replay").to_table(columns=["version"])["version"]
+    acted = versions.to_numpy()
+    assert acted[: note["steps"]].max() < acted[note["steps"] :].min()  # numbers go on
     rows = progress(out)
     assert [row["updates"] for row in rows][: len(before)] == before
     assert rows[-1]["steps"] == steps >= 3_000
