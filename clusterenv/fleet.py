@@ -37,6 +37,7 @@ logger = logging.getLogger("clusterenv")
 
 _KEY = "clusterenv-shard"
 _GRACE_SECONDS = 0.5
+_LOOK_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -284,12 +285,25 @@ class Fleet:
         """Forget the last shard, which has been drained."""
         self.links.pop()
 
+    def _await_taken(self, link: Link, timeout: float) -> None:
+        """Wait until a worker has taken a shard; one that has left never will."""
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                wait(link.future, min(_LOOK_SECONDS, max(0.0, deadline - time.monotonic())))
+                return
+            except TimeoutError:
+                if link.worker not in self._client.nthreads():
+                    raise WorkerLost(f"{link.worker} left before it took {link}.") from None
+                if time.monotonic() >= deadline:
+                    raise
+
     def _open(self, links: Sequence[Link]) -> EnvDescription:
         timeout = config.seconds("timeout.workers")
         for link in links:
             try:
                 with self._client.as_current():  # not Dask's default client
-                    wait(link.future, timeout)
+                    self._await_taken(link, timeout)
                     link.actor = Actor(Shard, link.worker, link.future.key)
             except TimeoutError as error:
                 raise NoWorkers(

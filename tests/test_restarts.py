@@ -19,6 +19,7 @@ from distributed import Client
 
 import clusterenv
 from clusterenv import Batch, Restarts, errors
+from clusterenv.fleet import Share
 
 
 class Counts(gym.Env[Any, Any]):
@@ -121,6 +122,15 @@ def test_killed_workers_come_back_and_rows_stay_contiguous(fragile: Client) -> N
     rows = [batch.num_rows for batch in batches]
     assert stats.rows == sum(rows) + collector.ready * rows[0]
     check(batches)
+
+
+def test_a_worker_that_left_is_not_waited_for(client: Client, leaves_nothing: None) -> None:
+    with collecting(client) as collector:
+        fleet = collector._fleet
+        link = fleet._submit(2, Share(4, 2), "tls://127.0.0.1:1", incarnation=0)
+        with pytest.raises(errors.WorkerLost, match="left before it took shard 2"):
+            fleet._await_taken(link, timeout=60)
+        link.future.cancel()
 
 
 def test_lock_step_waits_for_the_shard_and_begins_with_the_newest_version(
