@@ -16,9 +16,11 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 	$(PIP) --editable ".[train]"
 	@touch $@
 
-.venv/dev: .venv/installed
+.venv/dev: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(PIP) torch
 	$(PIP) --editable ".[dev]"
-	@touch $@
+	@touch .venv/installed $@
 
 demo: .venv/installed  ## DQN on CartPole on an embedded cluster until it is solved; leaves a dataset
 	$(BIN)/python -m pipelines.dqn --env CartPole-v1 --stop-at 475
