@@ -8,7 +8,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import socket
 import threading
 import time
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import Any, TypeAlias
 import dask
 from dask.system import CPU_COUNT
 from distributed import Client, LocalCluster, Nanny, Worker, WorkerPlugin
-from distributed.comm.addressing import parse_host_port
 from distributed.deploy import Cluster
 from distributed.security import Security
 
@@ -178,27 +176,11 @@ def _client(address: str | Cluster | None = None, **options: Any) -> Client:
             "tls_client_cert='cert.pem', tls_client_key='key.pem')), or name them in Dask's "
             "configuration under distributed.comm.tls"
         )
-    if isinstance(address, str) and address.startswith("tcp://"):
-        _check_listens(address)
     try:
         return Client(address, **{**options, "direct_to_workers": True})
     except OSError as error:
         named = address or options.get("scheduler_file")
         raise ConfigError(f"no scheduler answers at {named} ({error}): {_NOBODY}") from error
-
-
-def _check_listens(address: str) -> None:
-    """Raise at once if nobody listens there; Dask would try again and again.
-
-    Under TLS it is left to Dask: the scheduler would log a handshake that failed.
-    """
-    host, port = parse_host_port(address, 8786)
-    try:
-        socket.create_connection((host, port), timeout=_TURN_SECONDS).close()
-    except (ConnectionRefusedError, socket.gaierror) as error:
-        raise ConfigError(f"nobody listens at {address} ({error.strerror}): {_NOBODY}") from error
-    except OSError:  # a slow network is for Dask to be patient with
-        pass
 
 
 def _direct(client: Client, options: dict[str, Any], set_as_default: bool) -> Client:

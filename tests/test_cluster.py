@@ -124,8 +124,25 @@ def test_clients_that_cannot_serve_are_refused(client: Client) -> None:
 
 
 def test_an_address_where_nobody_listens() -> None:
-    with pytest.raises(ConfigError, match=r"nobody listens at tcp://127\.0\.0\.1:1 .*scheduler"):
+    told = r"no scheduler answers at tcp://127\.0\.0\.1:1 .*is the scheduler running"
+    with (
+        dask.config.set({"clusterenv.timeout.connect": "1s"}),
+        pytest.raises(ConfigError, match=told),
+    ):
         clusterenv.connect("tcp://127.0.0.1:1")
+
+
+def test_a_scheduler_that_is_just_starting_is_waited_for() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    words = ["--host", "127.0.0.1", "--port", str(port), "--no-dashboard"]
+    scheduler = subprocess.Popen([sys.executable, "-m", "dask", "scheduler", *words])
+    try:
+        clusterenv.connect(f"tcp://127.0.0.1:{port}", set_as_default=False).close()
+    finally:
+        scheduler.terminate()
+        scheduler.wait()
 
 
 @pytest.mark.parametrize(
