@@ -118,7 +118,9 @@ def env_indices(given: Sequence[int] | npt.NDArray[Any] | None, n: int) -> npt.N
     return ids
 
 
-def check_collector(policy: Any, horizon: int, credit: int, rule: Any, switch: Any) -> None:
+def check_collector(
+    policy: Any, horizon: int, credit: int, rule: Any, switch: Any, version: Any
+) -> None:
     """Raise ``ConfigError`` unless a collector can be made of these."""
     if not isinstance(policy, Policy):
         raise ConfigError(
@@ -132,6 +134,8 @@ def check_collector(policy: Any, horizon: int, credit: int, rule: Any, switch: A
         raise ConfigError(f"credits must be at least 2, or shards wait for the head, got {credit}")
     if not callable(getattr(rule, "should_pull", None)):
         raise ConfigError(f"sync={rule!r} is no rule: sync=clusterenv.Divergence(0.05)")
+    if not isinstance(version, int) or version < 0:
+        raise ConfigError(f"version must be an integer, at least 0, got {version!r}: version=0")
     if switch not in SWITCHES:
         raise ConfigError(
             f"switch={switch!r} is unknown; a shard changes its policy between fragments, "

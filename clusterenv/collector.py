@@ -128,7 +128,7 @@ class Collector:
         rule = EveryVersion() if sync is None else sync
         restarts = Restarts() if restarts is None else restarts
         env_faults = EnvFaults() if env_faults is None else env_faults
-        check_collector(policy, horizon, credits, rule, switch)
+        check_collector(policy, horizon, credits, rule, switch, version)
         check_survival(restarts, env_faults, shards, max_shards)
         # The loop resets in the same step, so that no step is spent on resetting.
         loop = engine in ("auto", "gymnasium")
@@ -178,8 +178,8 @@ class Collector:
         self._telemetry = self._fleet.telemetry(_title(env))
         self._intake = threading.Thread(target=self._receive, name="clusterenv-intake", daemon=True)
         self._intake.start()
-        self._telemetry.begin()  # now that somebody listens to the shards
         _open.add(self)
+        self._telemetry.begin()  # now that somebody listens to the shards
 
     # Taking batches
 

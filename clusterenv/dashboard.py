@@ -40,14 +40,11 @@ OF_ALL = {
 }
 
 
-def add_page(dask_scheduler: Any) -> None:
-    """Add the page to a scheduler's dashboard."""
-    application = dask_scheduler.http_application
-    paths = [path for app in application.applications for path in getattr(app, "app_paths", ())]
-    prefix = next(path for path in paths if path.endswith("/status")).removesuffix("/status")
-    variables = template_variables(dask_scheduler)
-    page = BokehApplication({f"/{ROUTE}": _document}, dask_scheduler, prefix, variables)
-    application.add_application(page)
+def add_page(scheduler: Any, prefix: str) -> None:
+    """Add the page to a scheduler's dashboard, whose pages' paths begin with ``prefix``."""
+    variables = template_variables(scheduler)
+    page = BokehApplication({f"/{ROUTE}": _document}, scheduler, prefix, variables)
+    scheduler.http_application.add_application(page)
     page.initialize(IOLoop.current())
     page.start()
     variables["pages"].append(ROUTE)  # every page's bar reads the same list

@@ -138,10 +138,11 @@ def _add_page(dask_scheduler: Any) -> bool:
     """Add the page to a scheduler's dashboard, if it has one; return whether it is there."""
     applications = dask_scheduler.http_application.applications
     paths = [path for each in applications for path in getattr(each, "app_paths", ())]
-    if not any(path.endswith("/status") for path in paths):
+    prefix = next((path[: -len("/status")] for path in paths if path.endswith("/status")), None)
+    if prefix is None:
         return False
-    if not any(path.endswith("/clusterenv") for path in paths):
+    if f"{prefix}/clusterenv" not in paths:
         from clusterenv.dashboard import add_page  # needs Bokeh, which the head may not have
 
-        add_page(dask_scheduler)
+        add_page(dask_scheduler, prefix)
     return True

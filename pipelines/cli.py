@@ -93,9 +93,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(_help())
         return DONE if words else USAGE
-    if words == ["train", "--help"] or words == ["train", "-h"] or words == ["train"]:
+    if words[0] == "train" and words[1:] in ([], ["-h"], ["--help"]):
         print(_help())
-        return DONE if len(words) > 1 else USAGE
+        return DONE if words[1:] else USAGE
     if words[0] in ("-V", "--version"):
         print(__version__)
         return DONE
@@ -108,10 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USAGE
     try:
         return COMMANDS[name].run(words[len(name.split()) :]) or DONE
-    except ConfigError as error:
-        print(f"clusterenv {name}: {error}", file=sys.stderr)
-        return USAGE
-    except UnknownEnv as error:
+    except (ConfigError, UnknownEnv) as error:
         print(f"clusterenv {name}: {error}", file=sys.stderr)
         return USAGE
     except ClusterEnvError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import time
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from clusterenv import open_dataset
 from clusterenv.errors import ClusterEnvError, ConfigError
 from clusterenv.store.journal import read_manifest
 from clusterenv.store.reading import without_damaged
+from pipelines.sinks import read_csv
 
 __all__ = ["Args", "describe"]
 
@@ -53,8 +53,7 @@ def describe(run: Path) -> list[tuple[str, str]]:
 
 
 def _progress(path: Path) -> list[tuple[str, str]]:
-    with path.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if None not in row.values()]
+    rows = read_csv(path)
     if not rows:
         return [("progress", "nothing logged yet")]
     last = rows[-1]

@@ -6,7 +6,7 @@ import csv
 import json
 import math
 import os
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,30 +28,8 @@ class Sink(Protocol):
         """End the log."""
 
 
-class _Lines:
-    """A text file that loses, when a run goes on, what lies beyond its checkpoint."""
-
-    def __init__(self, path: Path, keeps: Callable[[str], bool] | None) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        kept: list[str] = []
-        if keeps is not None and path.is_file():
-            with path.open(newline="") as file:
-                # A run that was killed may leave half a line.
-                kept = [line for line in file if line.endswith("\n") and keeps(line)]
-        beside = path.with_suffix(".tmp")  # a kill here must not cost the lines
-        with beside.open("w", newline="") as file:
-            file.writelines(kept)
-        beside.replace(path)
-        self.first = kept[0] if kept else None
-        self.file = path.open("a", newline="", buffering=1)
-
-    def close(self) -> None:
-        """End the log."""
-        self.file.close()
-
-
-class CsvFile(_Lines):
-    """``progress.csv``: a column for all that the learner has.
+class _Lines(ABC):
+    """A text file that loses, when a run goes on, what lies beyond its checkpoint.
 
     Parameters
     ----------
@@ -62,12 +40,39 @@ class CsvFile(_Lines):
     """
 
     def __init__(self, path: Path, upto: int | None) -> None:
-        def keeps(line: str) -> bool:
-            steps = line.partition(",")[0]
-            return steps == "steps" or int(steps) <= (upto or 0)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept: list[str] = []
+        if upto is not None and path.is_file():
+            with path.open(newline="") as file:
+                # A run that was killed may leave half a line.
+                whole = [line for line in file if line.endswith("\n")]
+            kept = [line for line in whole if self.steps(line) <= upto]
+        beside = path.with_suffix(".tmp")  # a kill here must not cost the lines
+        with beside.open("w", newline="") as file:
+            file.writelines(kept)
+        beside.replace(path)
+        self.first = kept[0] if kept else None
+        self.file = path.open("a", newline="", buffering=1)
 
-        super().__init__(path, None if upto is None else keeps)
+    @abstractmethod
+    def steps(self, line: str) -> int:
+        """Return the steps that a line speaks of."""
+
+    def close(self) -> None:
+        """End the log."""
+        self.file.close()
+
+
+class CsvFile(_Lines):
+    """``progress.csv``: a column for all that the learner has."""
+
+    def __init__(self, path: Path, upto: int | None) -> None:
+        super().__init__(path, upto)
         self._names = self.first.strip().split(",") if self.first else None
+
+    def steps(self, line: str) -> int:
+        steps = line.partition(",")[0]
+        return 0 if steps == "steps" else int(steps)
 
     def write(self, metrics: Metrics) -> None:
         given, writer = metrics.given(), csv.writer(self.file, lineterminator="\n")
@@ -78,21 +83,10 @@ class CsvFile(_Lines):
 
 
 class JsonLines(_Lines):
-    """``metrics.jsonl``: an object per record; numbers that are not finite are ``null``.
+    """``metrics.jsonl``: an object per record; numbers that are not finite are ``null``."""
 
-    Parameters
-    ----------
-    path
-        The file.
-    upto
-        Steps of the checkpoint that a run goes on from; ``None`` begins anew.
-    """
-
-    def __init__(self, path: Path, upto: int | None) -> None:
-        def keeps(line: str) -> bool:
-            return int(json.loads(line)["steps"]) <= (upto or 0)
-
-        super().__init__(path, None if upto is None else keeps)
+    def steps(self, line: str) -> int:
+        return int(json.loads(line)["steps"])
 
     def write(self, metrics: Metrics) -> None:
         given = metrics.given().items()

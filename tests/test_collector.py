@@ -334,6 +334,7 @@ def test_other_engines_stream_real_rows_only(client: Client, engine: str) -> Non
         ({"credits": 1}, "credits must be at least 2"),
         ({"sync": 0.05}, r"sync=0.05 is no rule: sync=clusterenv.Divergence\(0.05\)"),
         ({"policy": nn.Linear(4, 2)}, r"policy is a Linear; wrap it: clusterenv.policies"),
+        ({"version": -1}, "version must be an integer, at least 0, got -1"),
         ({"switch": "row"}, "switch='row' is unknown; .*switch='fragment'.*switch='step'"),
         ({"shards": 9}, "num_envs=5 is less than shards=9"),
     ],

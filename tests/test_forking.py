@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import stat
+import subprocess
 import sys
 from multiprocessing import forkserver
 from pathlib import Path
@@ -38,6 +39,26 @@ def test_workers_share_imports_and_no_random_numbers(monkeypatch: pytest.MonkeyP
         assert set(late.values()) == {"1"}
         threads = client.run(os.environ.get, "OMP_NUM_THREADS")
         assert set(threads.values()) == {"1"}
+
+
+FORKS = """
+import os
+import numpy as np
+import clusterenv.forked
+np.random.random()  # whatever is imported may have drawn
+for _ in range(2):
+    child = os.fork()
+    if child == 0:
+        print(np.random.random(), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+def test_what_is_forked_draws_numbers_of_its_own() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True)
+    first, second = done.stdout.split()
+    assert first != second
 
 
 def test_a_setting_turns_it_off() -> None:

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pipelines.metrics import Metrics
@@ -72,6 +73,16 @@ def test_what_lies_beyond_the_checkpoint_is_dropped(
             else [int(row["steps"]) for row in csv.DictReader(file)]
         )
     assert steps == [8, 16, 20]
+
+
+def test_a_checkpoint_that_finds_no_room_leaves_nothing_half_written(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.save({"steps": 1})
+    (tmp_path / "checkpoint.tmp").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"No space left.*checkpoint\.pt"):
+        run.save({"weights": torch.zeros(100_000)})
+    assert run.load() == {"steps": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
 
 
 def test_every_metric_is_documented() -> None:
