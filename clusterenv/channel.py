@@ -1,9 +1,9 @@
 """A direct connection between the head and one shard.
 
 Dask places, names and watches the shards; steps and trajectories travel here. A
-channel is a TCP connection that the shard's own thread reads and writes, under the
-cluster's TLS certificates if it has any. Compared with an actor call it saves the
-event loops and message wrapping at both ends (``benchmarks/step.py`` measures both).
+channel is a connection that the shard's own thread reads and writes. Compared with an
+actor call it saves the event loops and message wrapping at both ends
+(``benchmarks/step.py`` measures both). How the two find each other is in ``rendezvous``.
 
 A frame is a header, a small pickled blob, and a body of raw array bytes that is
 received straight into the arrays which the caller provides.
@@ -11,15 +11,12 @@ received straight into the arrays which the caller provides.
 
 from __future__ import annotations
 
-import hmac
 import pickle
-import secrets
 import select
 import socket
 import ssl
 import struct
 import threading
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -28,13 +25,12 @@ import cloudpickle
 
 from clusterenv.errors import ChannelClosed
 
-__all__ = ["Channel", "Header", "Listener", "dumps", "dumps_by_value", "loads"]
+__all__ = ["Channel", "Header", "dumps", "dumps_by_value", "loads"]
 
 _HEADER = struct.Struct("<IIQ")
-_TOKEN_BYTES = 32
-_HANDSHAKE_SECONDS = 5.0
 _IOV_MAX = 512  # buffers per system call; Linux allows 1,024
 _TLS_BLOCK = 1 << 18  # bytes encrypted at a time; the other direction waits for no more
+_LOCAL_BUFFER = 1 << 22  # bytes under way between processes of one machine, if it allows so many
 # A peer whose machine vanished without a word is noticed within half a minute.
 # Keep-alive serves an idle connection, the user timeout one with bytes on the way (in ms).
 _KEEPALIVE = (
@@ -84,32 +80,14 @@ class Channel:
         self._tls = threading.Lock()
         if not self._gather:
             sock.setblocking(False)
+        if sock.family == getattr(socket, "AF_UNIX", None):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOCAL_BUFFER)
+            return
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _KEEPALIVE:
             if hasattr(socket, name):
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-    @classmethod
-    def connect(
-        cls,
-        host: str,
-        port: int,
-        token: bytes,
-        context: ssl.SSLContext | None,
-        timeout: float,
-    ) -> Channel:
-        """Connect to a :class:`Listener` and prove that the head sent us."""
-        sock = socket.create_connection((host, port), timeout)
-        try:
-            if context is not None:
-                sock = context.wrap_socket(sock)
-            sock.settimeout(None)
-            sock.sendall(token)
-            return cls(sock)
-        except BaseException:
-            sock.close()
-            raise
 
     def fileno(self) -> int:
         """Return the file descriptor, for selectors."""
@@ -236,82 +214,6 @@ class Channel:
         except OSError:
             pass
         self._sock.close()
-
-
-class Listener:
-    """Waits for the one connection of the head that knows the token."""
-
-    def __init__(
-        self,
-        host: str,
-        context: ssl.SSLContext | None = None,
-        ports: Sequence[int] | None = None,
-    ) -> None:
-        self._context = context
-        self.token = secrets.token_bytes(_TOKEN_BYTES)
-        self._sock = _bind(host, ports)
-        self.port: int = self._sock.getsockname()[1]
-
-    def accept(self, timeout: float) -> Channel:
-        """Return the head's channel; strangers are turned away without an answer.
-
-        Raises
-        ------
-        ChannelClosed
-            If the head did not come within ``timeout`` seconds.
-        """
-        deadline = time.monotonic() + timeout
-        while (left := deadline - time.monotonic()) > 0:
-            self._sock.settimeout(left)
-            try:
-                sock, _ = self._sock.accept()
-            except TimeoutError:
-                break
-            except OSError as error:
-                raise ChannelClosed("the listener was closed") from error
-            channel = self._admit(sock)
-            if channel is not None:
-                return channel
-        raise ChannelClosed(f"the head did not connect within {timeout:g} s")
-
-    def _admit(self, sock: socket.socket) -> Channel | None:
-        try:
-            sock.settimeout(_HANDSHAKE_SECONDS)
-            if self._context is not None:
-                sock = self._context.wrap_socket(sock, server_side=True)
-            given = b""
-            while len(given) < _TOKEN_BYTES:
-                part = sock.recv(_TOKEN_BYTES - len(given))
-                if not part:
-                    break
-                given += part
-            if hmac.compare_digest(given, self.token):
-                sock.settimeout(None)
-                return Channel(sock)
-        except OSError:
-            pass
-        sock.close()
-        return None
-
-    def close(self) -> None:
-        """Stop listening."""
-        try:
-            self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
-        self._sock.close()
-
-
-def _bind(host: str, ports: Sequence[int] | None) -> socket.socket:
-    candidates = range(ports[0], ports[1] + 1) if ports else (0,)
-    error: OSError | None = None
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    for port in candidates:
-        try:
-            return socket.create_server((host, port), family=family, backlog=4)
-        except OSError as problem:
-            error = problem
-    raise OSError(f"no free port for a channel on {host} in {ports}: {error}")
 
 
 def _bytes_of(buffers: Sequence[bytes | bytearray | memoryview | Array]) -> list[memoryview]:

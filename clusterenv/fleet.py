@@ -27,6 +27,7 @@ from clusterenv.errors import (
 )
 from clusterenv.frames import Failure
 from clusterenv.keep import keep_shards
+from clusterenv.rendezvous import reach
 from clusterenv.shard import Opened, Shard, ShardSpec
 from clusterenv.supervision import Pulse, choose_worker
 from clusterenv.telemetry import Telemetry
@@ -160,6 +161,7 @@ class Fleet:
             count=share.count,
             ports=tuple(ports) if ports else None,
             accept_timeout=config.seconds("timeout.connect"),
+            local=config.get("channel.local"),
             incarnation=incarnation,
             fleet=self._name,
         )
@@ -335,12 +337,11 @@ class Fleet:
             context = self._client.security.get_connection_args("client")["ssl_context"]
         timeout = config.seconds("timeout.connect")
         try:
-            link.connected(
-                Channel.connect(opened.host, opened.port, opened.token, context, timeout)
-            )
+            link.connected(reach(opened.endpoint, context, timeout))
         except OSError as error:
+            where = f"{opened.endpoint.host}:{opened.endpoint.port}"
             raise WorkerLost(
-                f"cannot reach {link} at {opened.host}:{opened.port}: {error}. Steps travel "
+                f"cannot reach {link} at {where}: {error}. Steps travel "
                 "directly between this process and the workers: if a firewall leaves only some "
                 "ports open, name them: dask.config.set({'clusterenv.channel.ports': [9000, 9100]})"
             ) from error

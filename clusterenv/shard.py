@@ -22,11 +22,12 @@ from distributed.comm import get_address_host
 from gymnasium.vector import AutoresetMode
 
 from clusterenv.actions import InfoMask
-from clusterenv.channel import Channel, Header, Listener, dumps, loads
+from clusterenv.channel import Channel, Header, dumps, loads
 from clusterenv.envs import Engine, EnvDescription, Infos, Slot, build
 from clusterenv.errors import ChannelClosed
 from clusterenv.frames import Failure, Frame, failure_of
 from clusterenv.remote_policy import ActRequest, LocalPolicy
+from clusterenv.rendezvous import Endpoint, Listener
 from clusterenv.schema import Column, Layout
 from clusterenv.stream import Stream
 from clusterenv.time_left import seconds_left
@@ -45,6 +46,8 @@ class ShardSpec:
     count: int
     ports: tuple[int, int] | None
     accept_timeout: float
+    local: bool = True
+    """Whether a head on the same machine may come by a Unix socket."""
     incarnation: int = 0
     """How often the shard was placed before."""
     fleet: str = ""
@@ -54,9 +57,7 @@ class ShardSpec:
 class Opened(NamedTuple):
     """A shard that is ready: where its channel listens and what its environments are."""
 
-    host: str
-    port: int
-    token: bytes
+    endpoint: Endpoint
     description: EnvDescription
     seconds_left: float | None
     """Until the worker's lifetime or job ends, if that is known."""
@@ -150,15 +151,13 @@ class Shard:
                     stream = Stream(
                         engine, loads(self._stream), spec.first, spec.incarnation, spec.fleet
                     )
-                self._listener = Listener(self._host, self._tls, self._spec.ports)
+                self._listener = Listener(self._host, self._tls, self._spec.ports, self._spec.local)
             except BaseException as error:
                 self._opened.set_result(failure_of(error, self._spec.first, "make"))
                 return
             self._opened.set_result(
                 Opened(
-                    self._host,
-                    self._listener.port,
-                    self._listener.token,
+                    self._listener.endpoint,
                     engine.description,
                     seconds_left(self._lifetime),
                 )

@@ -1,8 +1,7 @@
-"""Frames over real sockets, plain and under TLS."""
+"""Frames over real sockets: TCP, TLS and those of one machine."""
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -12,22 +11,23 @@ import pytest
 from compare import assert_same
 from distributed.security import Security
 
-from clusterenv.channel import Channel, Listener
+from clusterenv.channel import Channel
 from clusterenv.errors import ChannelClosed
+from clusterenv.rendezvous import Listener, reach
 
 
-@pytest.fixture(params=["plain", "tls"])
+@pytest.fixture(params=["plain", "tls", "local"])
 def ends(request: pytest.FixtureRequest) -> Iterator[tuple[Channel, Channel]]:
     server = client = None
     if request.param == "tls":
         security = Security.temporary()
         server = security.get_listen_args("worker")["ssl_context"]
         client = security.get_connection_args("client")["ssl_context"]
-    listener = Listener("127.0.0.1", server)
+    listener = Listener("127.0.0.1", server, local=request.param == "local")
     accepted: list[Channel] = []
     thread = threading.Thread(target=lambda: accepted.append(listener.accept(5)))
     thread.start()
-    head = Channel.connect("127.0.0.1", listener.port, listener.token, client, 5)
+    head = reach(listener.endpoint, client, 5)
     thread.join()
     listener.close()
     yield head, accepted[0]
@@ -90,49 +90,3 @@ def test_the_other_end_closing_is_noticed_at_once(ends: tuple[Channel, Channel])
         head.recv_header()
     assert time.monotonic() - began < 2
     closer.join()
-
-
-def test_a_stranger_is_turned_away_and_the_head_still_served() -> None:
-    listener = Listener("127.0.0.1")
-    accepted: list[Channel] = []
-    thread = threading.Thread(target=lambda: accepted.append(listener.accept(10)))
-    thread.start()
-    with socket.create_connection(("127.0.0.1", listener.port)) as stranger:
-        stranger.sendall(b"x" * 32)
-        assert stranger.recv(1) == b""  # closed without an answer
-    head = Channel.connect("127.0.0.1", listener.port, listener.token, None, 5)
-    thread.join()
-    head.close()
-    accepted[0].close()
-    listener.close()
-
-
-def test_a_client_with_another_certificate_is_refused() -> None:
-    ours, theirs = Security.temporary(), Security.temporary()
-    listener = Listener("127.0.0.1", ours.get_listen_args("worker")["ssl_context"])
-    refused: list[Exception] = []
-
-    def accept() -> None:
-        try:
-            listener.accept(1.5)
-        except ChannelClosed as error:
-            refused.append(error)
-
-    thread = threading.Thread(target=accept)
-    thread.start()
-    context = theirs.get_connection_args("client")["ssl_context"]
-    with pytest.raises((OSError, ChannelClosed)):
-        Channel.connect("127.0.0.1", listener.port, listener.token, context, 5).recv_header()
-    thread.join()
-    listener.close()
-    assert "did not connect within 1.5 s" in str(refused[0])
-
-
-def test_ports_can_be_restricted() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(OSError, match="no free port for a channel"):
-            Listener("127.0.0.1", ports=(port, port))
-    listener = Listener("127.0.0.1", ports=(port, port))
-    assert listener.port == port
-    listener.close()

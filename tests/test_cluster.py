@@ -189,16 +189,21 @@ def test_a_jobqueue_cluster_prints_the_script_that_the_configuration_asks_for(
     assert client.cluster.status.name == "closed"
 
 
-def test_tls_clusters_keep_steps_under_tls() -> None:
-    with clusterenv.make_vec("CartPole-v1", 4, shards=2) as envs:
+@pytest.mark.parametrize(("local", "kind"), [(False, "SSLSocket"), (True, "socket")])
+def test_steps_travel_under_tls_unless_they_stay_on_the_machine(local: bool, kind: str) -> None:
+    with (
+        dask.config.set({"clusterenv.channel.local": local}),
+        clusterenv.make_vec("CartPole-v1", 4, shards=2) as envs,
+    ):
         envs.reset(seed=1)
         envs.step([0, 1, 0, 1])
         envs.async_reset(seed=1)
         for _ in range(50):
             obs, *_, info = envs.recv()
             envs.send([0] * len(obs), info["env_id"])
-        kinds = {type(link.channel._sock).__name__ for link in envs._fleet.links}
-        assert kinds == {"SSLSocket"}
+        socks = [link.channel._sock for link in envs._fleet.links]
+        assert {type(sock).__name__ for sock in socks} == {kind}
+        assert all((sock.family == socket.AF_UNIX) is local for sock in socks)
 
 
 def test_workers_that_are_threads_of_the_head_serve_too() -> None:

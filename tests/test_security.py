@@ -22,10 +22,11 @@ from distributed.security import Security
 from gymnasium.vector import AutoresetMode
 
 import clusterenv
-from clusterenv.channel import Channel, dumps
+from clusterenv.channel import dumps
 from clusterenv.errors import ConfigError
 from clusterenv.frames import Frame
 from clusterenv.launch import make_recipe
+from clusterenv.rendezvous import reach
 from clusterenv.security import choose_security, in_files
 from clusterenv.shard import ResetRequest, Shard, ShardSpec
 from pipelines.collect import load_policy
@@ -117,12 +118,10 @@ def test_a_shard_listens_to_nobody_without_the_clusters_certificate(
 ) -> None:
     """Not even to one who knows the token."""
     recipe = make_recipe("CartPole-v1", 1, "auto", AutoresetMode.NEXT_STEP, (), {})
-    opened = shard.open(cloudpickle.dumps(recipe), None).result()
+    at = shard.open(cloudpickle.dumps(recipe), None).result().endpoint
     for context in (certificate_of(Security.temporary()), no_certificate(), None):
-        assert not answers(opened.host, opened.port, context, opened.token)
-    channel = Channel.connect(
-        opened.host, opened.port, opened.token, certificate_of(client.security), 10
-    )
+        assert not answers(at.host, at.port, context, at.token)
+    channel = reach(at._replace(local=None), certificate_of(client.security), 10)
     channel.send(Frame.RESET, dumps(tuple(ResetRequest([1], None, None))))
     assert channel.recv_header().kind == Frame.RESULT
     channel.close()
