@@ -94,7 +94,11 @@ class Work:
 
 
 def tanh(inputs: int, actions: int) -> Callable[[], Policy]:
-    return lambda: TanhPolicy(inputs, actions)
+    def make() -> Policy:
+        torch.manual_seed(1)  # how long episodes are, and what a step costs, depends on the policy
+        return TanhPolicy(inputs, actions)
+
+    return make
 
 
 WORKS = {

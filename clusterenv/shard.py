@@ -22,6 +22,7 @@ from distributed.comm import get_address_host
 from gymnasium.vector import AutoresetMode
 
 from clusterenv.actions import InfoMask
+from clusterenv.allocator import keep_freed_memory
 from clusterenv.channel import Channel, Header, dumps, loads
 from clusterenv.envs import Engine, EnvDescription, Infos, Slot, build
 from clusterenv.errors import ChannelClosed
@@ -94,6 +95,7 @@ class Shard:
 
     def __init__(self, spec: ShardSpec) -> None:
         worker = get_worker()
+        keep_freed_memory()
         self._spec = spec
         self._host = _bindable_host(worker.address)
         self._tls = (

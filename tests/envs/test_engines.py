@@ -11,7 +11,8 @@ from compare import assert_same
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from worlds import World
 
-from clusterenv.envs import Engine, Recipe, Slot, build
+from clusterenv.envs import Engine, EnvRaised, Recipe, Slot, build
+from clusterenv.envs.native import NativeEngine
 from clusterenv.errors import ConfigError
 from clusterenv.schema import Layout
 
@@ -58,13 +59,12 @@ def test_the_loop_is_shard_invariant() -> None:
     assert_same(np.concatenate(parts, axis=1), whole)
 
 
-def test_native_engine_equals_the_vector_entry_point() -> None:
-    recipe = Recipe(
-        gym.spec("CartPole-v1"),
-        engine="native",
-        autoreset_mode=_native_mode("CartPole-v1"),
-    )
-    engine = build(recipe, 0, 8)
+@pytest.mark.parametrize("trusting", [False, True])
+def test_native_engine_equals_the_vector_entry_point(trusting: bool) -> None:
+    mode = _native_mode("CartPole-v1")
+    engine = NativeEngine(Recipe(gym.spec("CartPole-v1"), autoreset_mode=mode), 0, 8)
+    if trusting:
+        engine.trust_actions()
     slot = slot_of(engine)
     reference = gym.make_vec("CartPole-v1", 8, vectorization_mode="vector_entry_point")
     engine.reset(slot, [4 + i for i in range(8)], None, None)
@@ -80,6 +80,22 @@ def test_native_engine_equals_the_vector_entry_point() -> None:
     assert not engine.description.maskable
     engine.close()
     reference.close()
+
+
+def test_native_environments_look_at_actions_unless_told_that_somebody_has() -> None:
+    engine = NativeEngine(Recipe(gym.spec("CartPole-v1"), engine="native"), 0, 2)
+    slot = slot_of(engine)
+    engine.reset(slot, [1, 2], None, None)
+    with pytest.raises(EnvRaised):
+        engine.step([np.array([0, 7])], slot, None)
+    engine.trust_actions()
+    engine.step([np.array([0, 7])], slot, None)
+    other = NativeEngine(Recipe(gym.spec("CartPole-v1"), engine="native"), 0, 2)
+    other.reset(slot, [1, 2], None, None)
+    with pytest.raises(EnvRaised):  # trust is of one engine, not of the class of its spaces
+        other.step([np.array([0, 7])], slot, None)
+    engine.close()
+    other.close()
 
 
 def _native_mode(env_id: str) -> AutoresetMode:
