@@ -2,7 +2,8 @@
 
 The bare limit is as many independent processes as workers, each a tight loop of policy and
 environments, with no communication. ``Collector`` into a ``RolloutStore`` runs the same
-environments and the same 64-64 tanh policy; both run in turn, several times, on this machine.
+environments and the same 64-64 tanh policy. Both are started once and then run in turn, in short
+bursts, on this machine: ratios are of neighbours in time.
 
     python benchmarks/collect.py            # all kinds of work
     python benchmarks/collect.py lunarlander cartpole
@@ -12,10 +13,11 @@ environments and the same 64-64 tanh policy; both run in turn, several times, on
 from __future__ import annotations
 
 import argparse
+import contextlib
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -148,8 +150,8 @@ def bare_envs(work: Work) -> Any:
     return gym.vector.SyncVectorEnv([factory] * n)
 
 
-def bare(name: str, seconds: float, start: Any, results: Any) -> None:
-    """Step as fast as one process can; report live rows per second."""
+def bare(name: str, bursts: Any) -> None:
+    """Step as fast as one process can, for as long as is asked; answer with rows per second."""
     work = WORKS[name]
     torch.set_num_threads(1)
     envs, policy = bare_envs(work), work.policy()
@@ -157,31 +159,42 @@ def bare(name: str, seconds: float, start: Any, results: Any) -> None:
     context = Context(torch.arange(n))
     obs, _ = envs.reset()
     dtype = np.int32 if work.engine == "envpool" else np.int64
-    rows, over = 0, np.zeros(n, np.bool_)
-    start.wait()
-    began = time.perf_counter()
-    with torch.inference_mode():
-        while (spent := time.perf_counter() - began) < seconds:
-            action = policy.act(torch.from_numpy(obs), context).action
-            obs, _, terminated, truncated, _ = envs.step(action.numpy().astype(dtype, copy=False))
-            rows += n - int(over.sum())  # the step after an end only resets
-            over = terminated | truncated
-    results.put(rows / spent)
+    over = np.zeros(n, np.bool_)
+    bursts.send(0.0)  # ready
+    while seconds := bursts.recv():
+        rows, began = 0, time.perf_counter()
+        with torch.inference_mode():
+            while (spent := time.perf_counter() - began) < seconds:
+                action = policy.act(torch.from_numpy(obs), context).action.numpy()
+                obs, _, terminated, truncated, _ = envs.step(action.astype(dtype, copy=False))
+                rows += n - int(over.sum())  # the step after an end only resets
+                over = terminated | truncated
+        bursts.send(rows / spent)
 
 
-def bare_limit(name: str, workers: int, seconds: float) -> float:
-    """Return the rows per second of independent processes together."""
+@contextlib.contextmanager
+def bare_limit(name: str, workers: int) -> Iterator[Callable[[float], float]]:
+    """Give a function that returns the rows per second of independent processes together."""
     spawn = multiprocessing.get_context("spawn")
-    start, results = spawn.Barrier(workers), spawn.Queue()
-    processes = [
-        spawn.Process(target=bare, args=(name, seconds, start, results)) for _ in range(workers)
-    ]
+    ends = [spawn.Pipe() for _ in range(workers)]
+    processes = [spawn.Process(target=bare, args=(name, theirs)) for _, theirs in ends]
     for process in processes:
         process.start()
-    total = sum(results.get() for _ in processes)
-    for process in processes:
-        process.join()
-    return float(total)
+
+    def burst(seconds: float) -> float:
+        for ours, _ in ends:
+            ours.send(seconds)
+        return float(sum(ours.recv() for ours, _ in ends))
+
+    try:
+        for ours, _ in ends:
+            ours.recv()
+        yield burst
+    finally:
+        for ours, _ in ends:
+            ours.send(0.0)
+        for process in processes:
+            process.join()
 
 
 class Pace(NamedTuple):
@@ -204,19 +217,13 @@ def cpu_seconds() -> float:
     return sum(each.user + each.system for each in times)
 
 
-def collecting(work: Work, workers: int, seconds: float) -> Pace:
+@contextlib.contextmanager
+def collecting(work: Work, workers: int) -> Iterator[Callable[[float], Pace]]:
+    """Give a function that collects for some seconds; between two calls nothing runs."""
     store = clusterenv.RolloutStore()
-    with clusterenv.Collector(
-        work.env,
-        work.policy(),
-        num_envs=work.envs_per_shard * workers,
-        horizon=work.horizon,
-        shards=workers,
-        engine=work.engine,
-        seed=1,
-    ) as collector:
-        batches = iter(collector)
-        for _ in range(2 * workers):
+
+    def burst(seconds: float) -> Pace:
+        for _ in range(2 * workers):  # those that waited, and the first after a rest
             next(batches)
         rows, began, cpu, all_cpu = 0, time.perf_counter(), time.process_time(), cpu_seconds()
         before = collector.stats()
@@ -228,18 +235,37 @@ def collecting(work: Work, workers: int, seconds: float) -> Pace:
                 store.take()
         used, all_used = time.process_time() - cpu, cpu_seconds() - all_cpu
         after = collector.stats()
-    wire = (after.wire_bytes - before.wire_bytes) / max(1, after.rows - before.rows)
-    return Pace(rows / spent, 1e6 * used / rows, wire, 1e6 * all_used / rows)
+        wire = (after.wire_bytes - before.wire_bytes) / max(1, after.rows - before.rows)
+        time.sleep(0.5)  # until the shards have used up their tickets
+        return Pace(rows / spent, 1e6 * used / rows, wire, 1e6 * all_used / rows)
+
+    with clusterenv.Collector(
+        work.env,
+        work.policy(),
+        num_envs=work.envs_per_shard * workers,
+        horizon=work.horizon,
+        shards=workers,
+        engine=work.engine,
+        seed=1,
+    ) as collector:
+        batches = iter(collector)
+        yield burst
 
 
 def compare_tls(name: str, workers: int, seconds: float, rounds: int) -> None:
     """Print what TLS costs: the same collection with it and without, in turn."""
     work = WORKS[name]
     paces: dict[bool, list[Pace]] = {True: [], False: []}
-    for _ in range(rounds):
+    with contextlib.ExitStack() as stack:
+        bursts = {}
         for security in (True, False):
-            with dask.config.set({"clusterenv.security": security}):
-                paces[security].append(collecting(work, workers, seconds))
+            with dask.config.set(
+                {"clusterenv.security": security, "clusterenv.channel.local": False}
+            ):
+                bursts[security] = stack.enter_context(collecting(work, workers))
+        for _ in range(rounds):
+            for security in (True, False):
+                paces[security].append(bursts[security](seconds))
     pairs = list(zip(paces[True], paces[False], strict=True))
     plain, tls = (statistics.median(pace.rate for pace in paces[on]) for on in (False, True))
     ratios = [
@@ -249,6 +275,26 @@ def compare_tls(name: str, workers: int, seconds: float, rounds: int) -> None:
     print(
         f"| {work.title}, {workers} × {work.envs_per_shard} | {plain:,.0f} | {tls:,.0f} | "
         f"{' | '.join(f'{ratio:.2f}' for ratio in ratios)} |",
+        flush=True,
+    )
+
+
+def compare(name: str, workers: int, seconds: float, rounds: int) -> None:
+    """Print how near a collection comes to the bare limit, in turn with it."""
+    work = WORKS[name]
+    limits, paces = [], []
+    with bare_limit(name, workers) as bare_burst, collecting(work, workers) as burst:
+        for _ in range(rounds):
+            limits.append(bare_burst(seconds))
+            paces.append(burst(seconds))
+    ratios = sorted(pace.rate / limit for pace, limit in zip(paces, limits, strict=True))
+    quarter = len(ratios) // 4
+    rate, head, wire = (statistics.median(p[k] for p in paces) for k in range(3))
+    print(
+        f"| {work.title}, {workers} × {work.envs_per_shard} "
+        f"| {statistics.median(limits):,.0f} | {rate:,.0f} "
+        f"| {statistics.median(ratios):.2f} ({ratios[quarter]:.2f}–{ratios[-1 - quarter]:.2f}) "
+        f"| {work.goal} | {head:.2f} | {wire:,.0f} |",
         flush=True,
     )
 
@@ -310,8 +356,8 @@ def main() -> None:
     )
     parser.add_argument("works", nargs="*", metavar="work", help=f"of {', '.join(WORKS)}, publish")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--tls", action="store_true", help="compare with and without TLS instead")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -325,28 +371,20 @@ def main() -> None:
         for name in args.works or WORKS:
             compare_tls(name, args.workers, args.seconds, args.rounds)
         return
-    columns = ("bare limit, rows/s", "Collector, rows/s", "ratio", "goal", "head CPU, s per M rows")
+    columns = (
+        "bare limit, rows/s",
+        "Collector, rows/s",
+        "ratio (middle half)",
+        "goal",
+        "head CPU, s per M rows",
+    )
     if chosen != ["publish"]:
         print(f"| work | {' | '.join(columns)} | bytes per row |")
         print("|---|---:|---:|---:|---:|---:|---:|")
     for name in chosen:
         if name == "publish":
             continue
-        work = WORKS[name]
-        limits, rates, heads, wires = [], [], [], []
-        for _ in range(args.rounds):
-            limits.append(bare_limit(name, args.workers, args.seconds))
-            pace = collecting(work, args.workers, args.seconds)
-            rates.append(pace.rate)
-            heads.append(pace.head)
-            wires.append(pace.wire)
-        ratio = statistics.median(rate / limit for rate, limit in zip(rates, limits, strict=True))
-        print(
-            f"| {work.title}, {args.workers} × {work.envs_per_shard} "
-            f"| {statistics.median(limits):,.0f} | {statistics.median(rates):,.0f} | {ratio:.2f} "
-            f"| {work.goal} | {statistics.median(heads):.2f} | {statistics.median(wires):,.0f} |",
-            flush=True,
-        )
+        compare(name, args.workers, args.seconds, args.rounds)
     if "publish" in chosen:
         publishing(args.workers, args.seconds, args.rounds)
 
