@@ -95,6 +95,11 @@ class ActionCheck:
         elif isinstance(space, spaces.MultiDiscrete):
             self._low, self._high = space.start, space.start + space.nvec - 1
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether what passes is in the space for certain."""
+        return self._low is not None
+
     def __call__(self, action: Any, mask: Tensor | None, where: Callable[[int], str]) -> Column:
         """Return the actions as an array; ``where`` names the place of a row."""
         if not isinstance(action, Tensor):

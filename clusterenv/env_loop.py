@@ -28,7 +28,6 @@ from clusterenv.actions import (
 )
 from clusterenv.envs import Engine, EnvRaised, Slot
 from clusterenv.envs.loop import LoopEngine
-from clusterenv.envs.native import NativeEngine
 from clusterenv.errors import ConfigError
 from clusterenv.fragment import Fragment
 from clusterenv.guard import Guard
@@ -142,7 +141,7 @@ class EnvLoop:
         if isinstance(engine, LoopEngine) and faults is not None:
             self._mender = Mender(engine, faults, first, seeds)
             engine.check_final = self._check_final
-        if isinstance(engine, NativeEngine):
+        if self._check_action.is_complete:
             engine.trust_actions()
         slot = Slot.empty(self._obs, n)
         self._mask.note(engine.reset(slot, list(seeds), None, None))

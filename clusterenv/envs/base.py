@@ -106,6 +106,9 @@ class Engine(Protocol):
     num_envs: int
     description: EnvDescription
 
+    def trust_actions(self) -> None:
+        """Spare the environments their own look at actions: all that come were looked at."""
+
     def reset(
         self,
         slot: Slot,

@@ -12,6 +12,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 
 from clusterenv.envs.base import EnvDescription, EnvRaised, Infos, Recipe, Slot
+from clusterenv.envs.trust import Trust, trust
 from clusterenv.errors import ConfigError
 from clusterenv.infos import Rows, pack
 from clusterenv.schema import Column, Layout
@@ -54,6 +55,7 @@ class LoopEngine:
         self._disabled = recipe.autoreset_mode is AutoresetMode.DISABLED
         self._write = Layout(env.observation_space).write
         self._action_rows = Layout(env.action_space).rows
+        self._trusts: list[Trust] = []
         self._ended = [False] * count
 
     def _check_equal(self, first: int) -> None:
@@ -66,6 +68,9 @@ class LoopEngine:
                         f"all environments must have the same {kind}: environment {first} has "
                         f"{ours}, environment {first + row} has {theirs}"
                     )
+
+    def trust_actions(self) -> None:
+        self._trusts = [trust(env) for env in self._envs]
 
     def reset(
         self,
@@ -90,7 +95,7 @@ class LoopEngine:
         return pack(infos) if infos else None
 
     def step(self, actions: Sequence[Column], slot: Slot, rows: Sequence[int] | None) -> Infos:
-        envs, ended, write = self._envs, self._ended, self._write
+        envs, ended, write, trusts = self._envs, self._ended, self._write, self._trusts
         obs, rewards, terminations, truncations = slot
         steps: Iterable[tuple[int, Any]] = (
             enumerate(self._action_rows(actions))
@@ -103,6 +108,8 @@ class LoopEngine:
         try:
             for row, action in steps:
                 env = envs[row]
+                if trusts:
+                    trusts[row].checked = action
                 if ended[row]:
                     if self._disabled:
                         raise gym.error.ResetNeeded(
@@ -150,6 +157,8 @@ class LoopEngine:
         except Exception:
             pass  # it is at fault already
         self._envs[row] = env = _make(self._recipe, self._first + row)
+        if self._trusts:
+            self._trusts[row] = trust(env)
         value, info = env.reset(seed=seed)
         self._write(obs, row, value)
         return info

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from clusterenv.envs.base import EnvDescription, EnvRaised, Infos, Recipe, Slot
+from clusterenv.envs.trust import Trust, trust
 from clusterenv.errors import ConfigError
 from clusterenv.infos import VectorInfo
 from clusterenv.schema import Column, Layout
@@ -58,17 +58,11 @@ class NativeEngine:
             maskable=mode is AutoresetMode.DISABLED,
         )
         self._space = env.single_observation_space
+        self._trust: Trust | None = None
         self._nest_action = Layout(env.single_action_space).nest
 
     def trust_actions(self) -> None:
-        """Spare the environments their own look at actions that were looked at before.
-
-        Gymnasium's ask their action space whether it contains what they are given, in every step.
-        """
-        env = self._env.unwrapped
-        space = copy.copy(env.action_space)
-        space.__class__ = type(type(space).__name__, (type(space),), {"contains": _yes})
-        env.action_space = space
+        self._trust = trust(self._env)
 
     def reset(
         self,
@@ -90,8 +84,11 @@ class NativeEngine:
         return VectorInfo(info) if info else None
 
     def step(self, actions: Sequence[Column], slot: Slot, rows: Sequence[int] | None) -> Infos:
+        nested = self._nest_action(actions)
+        if self._trust is not None:
+            self._trust.checked = nested
         try:
-            obs, reward, terminated, truncated, info = self._env.step(self._nest_action(actions))
+            obs, reward, terminated, truncated, info = self._env.step(nested)
         except Exception as error:
             raise EnvRaised(0, "step") from error
         write_batch(slot.obs, self._space, obs)
@@ -120,10 +117,6 @@ class NativeEngine:
 
     def close(self) -> None:
         self._env.close()
-
-
-def _yes(*_: Any) -> bool:
-    return True
 
 
 def vector_spec(recipe: Recipe, engine: str) -> EnvSpec:

@@ -60,6 +60,9 @@ class EnvPoolEngine:
             self._task, env_type="gymnasium", num_envs=self.num_envs, **kwargs
         )
 
+    def trust_actions(self) -> None:
+        pass  # EnvPool looks at no actions
+
     def reset(
         self,
         slot: Slot,

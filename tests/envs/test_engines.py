@@ -92,7 +92,7 @@ def test_native_environments_look_at_actions_unless_told_that_somebody_has() -> 
     engine.step([np.array([0, 7])], slot, None)
     other = NativeEngine(Recipe(gym.spec("CartPole-v1"), engine="native"), 0, 2)
     other.reset(slot, [1, 2], None, None)
-    with pytest.raises(EnvRaised):  # trust is of one engine, not of the class of its spaces
+    with pytest.raises(EnvRaised):  # trust is of one engine
         other.step([np.array([0, 7])], slot, None)
     engine.close()
     other.close()
