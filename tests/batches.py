@@ -98,7 +98,19 @@ class Frames:
         return {"obs": np.stack(frames, self.axis)}
 
 
-Content = Vector | TwoLeaves | Frames
+@dataclass(frozen=True)
+class FramesAndSpeed:
+    """Dict observations of which one is a stack."""
+
+    frames = Frames()
+    names = ("obs.image", "obs.speed")
+
+    def at(self, row: Row, step: int) -> dict[str, np.ndarray]:
+        speed = np.array([row.env, row.episode, step, step**2], np.float32)  # four, as frames are
+        return {"obs.image": self.frames.at(row, step)["obs"], "obs.speed": speed}
+
+
+Content = Vector | TwoLeaves | Frames | FramesAndSpeed
 
 
 class Fleet:

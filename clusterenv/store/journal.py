@@ -149,7 +149,7 @@ class Journal:
     def _begin(self) -> Manifest:
         if (self.directory / MANIFEST).exists():
             manifest = read_manifest(self.directory)
-            kept = None if manifest.stack is None else Stack(*manifest.stack)
+            kept = manifest.stack
             if (manifest.segments or manifest.store) and kept != self._stack:
                 raise SchemaMismatch(
                     f"{self.directory} was begun with stack={kept}, not {self._stack}; go on with "
@@ -250,7 +250,7 @@ class Journal:
         new = Manifest(
             end,
             tuple(segments),
-            None if self._stack is None else (self._stack.size, self._stack.axis),
+            self._stack,
             old.store if store is None else store,
             self._write_state(state) if state else None,
             old.note if note is None else note,

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from clusterenv.errors import ConfigError, StoreDamaged, StoreUnreadable
+from clusterenv.store.stacks import Stack
 
 __all__ = [
     "FORMAT",
@@ -27,7 +28,7 @@ __all__ = [
     "write_manifest",
 ]
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 
 
@@ -50,8 +51,7 @@ class Manifest:
     end: int = 0
     """Rows ever written, those that have left included."""
     segments: tuple[Segment, ...] = ()
-    stack: tuple[int, int] | None = None
-    """Size and axis of stacks of frames."""
+    stack: Stack | None = None
     store: Mapping[str, Any] = field(default_factory=dict)
     """What makes the store again: capacity, sampler, random state."""
     state: Segment | None = None
@@ -101,7 +101,7 @@ def read_manifest(directory: Path) -> Manifest:
         return Manifest(
             segments=segments,
             state=None if state is None else _segment(path, state),
-            stack=None if stack is None else tuple(stack),
+            stack=None if stack is None else Stack(**stack),
             **found,
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -32,7 +32,6 @@ def read_batches(
     StoreDamaged
         At the first file that is missing or was altered, unless it is to be skipped.
     """
-    stack = None if manifest.stack is None else Stack(*manifest.stack)
     for segment in manifest.segments:
         fault = _fault(directory, segment)
         if fault is not None and skip_damaged:
@@ -44,7 +43,7 @@ def read_batches(
                 f"{len(good.segments)} of {len(manifest.segments)} files, are readable: "
                 f"ReplayStore.load({str(directory)!r}, skip_damaged=True)"
             )
-        yield from _batches(directory / segment.file, segment, stack)
+        yield from _batches(directory / segment.file, segment, manifest.stack)
 
 
 def read_state(directory: Path, manifest: Manifest) -> dict[str, npt.NDArray[Any]]:

@@ -46,7 +46,8 @@ class ReplayStore(Replay):
         How many rows are sampled for each row added; ``None`` for any number.
     stack
         Frames stacked in each observation, such as 4 or ``Stack(4, axis=-1)``: each frame is
-        then stored once.
+        then stored once. If only some of a Dict's observations are stacks:
+        ``Stack(4, only=("obs.image",))``.
     side
         Room for observations that follow no row: the ends of episodes and fragments, as a
         part of ``capacity``. If there are more, the oldest rows leave earlier.
@@ -210,7 +211,7 @@ class ReplayStore(Replay):
         if not kept and not manifest.segments:
             raise StoreUnreadable(f"{directory} holds no store: nothing was committed there yet")
         if manifest.stack is not None:
-            options.setdefault("stack", Stack(*manifest.stack))
+            options.setdefault("stack", manifest.stack)
         if capacity is None:
             capacity = kept.get("capacity", max(1, manifest.rows))
         if sampler is None and kept:

@@ -65,6 +65,7 @@ def _arrays(
     specs: Specs, capacity: int, side: int, stack: Stack | None
 ) -> Iterator[tuple[str, tuple[int, ...], np.dtype[Any]]]:
     """Yield name, shape and dtype of every array of a ring."""
+    stacked = [] if stack is None else stack.of(list(specs.obs))
     yield "steps", (capacity,), _steps_dtype(specs, capacity + side)
     for name, spec in specs.rows.items():
         if name in _RECORD:
@@ -72,7 +73,7 @@ def _arrays(
         shape, slots = spec.shape, capacity
         if name in specs.obs:
             slots += side
-            shape = shape if stack is None else stack.frame(shape)
+            shape = stack.frame(shape) if stack is not None and name in stacked else shape
         yield name, (slots, *shape), spec.dtype
     for name, spec in specs.state.items():
         yield f"state.{name}", (side, *spec.shape), spec.dtype
@@ -130,6 +131,7 @@ class Ring:
         self.capacity = capacity
         self.side = side
         self.stack = stack
+        self._stacked = [] if stack is None else stack.of(list(specs.obs))
         arrays = {
             name: allocate(name, shape, dtype)
             for name, shape, dtype in _arrays(specs, capacity, side, stack)
@@ -219,7 +221,7 @@ class Ring:
         for (name, column), given in zip(self.columns.items(), columns, strict=True):
             if name in tail:
                 ends = tail[name]
-                if self.stack is not None:
+                if self.stack is not None and name in self._stacked:
                     given, ends = self.stack.newest(given), self.stack.newest(ends)
                 column[tail_at] = ends
             for to, of in pieces:
@@ -264,7 +266,7 @@ class Ring:
                 f"ReplayStore({10 * batch.num_rows:_})"
             )
         if self.stack is not None:
-            for name in self.specs.obs:
+            for name in self._stacked:
                 self.stack.check(batch, name, thorough=not self.end)
         return checked
 
@@ -398,7 +400,7 @@ class Ring:
         assert self._previous is not None
         assert self.stack is not None
         previous = (np.arange(block.start, block.end) - block.num_envs) % self.capacity
-        for name in self.specs.obs:
+        for name in self._stacked:
             self.columns[name][slots] = self.stack.older(batch.flat(name)[starts])
         self._previous[slots[:, 1:]] = slots[:, :-1]
         self._previous[slots[:, 0]] = slots[:, 0]
@@ -418,7 +420,12 @@ class Ring:
         if self.stack is None or self._previous is None:
             return {prefix + name: columns[name].take(slots, 0) for name in self.specs.obs}
         history = self.stack.history(slots, self._previous)
-        return {prefix + name: self.stack.join(columns[name], history) for name in self.specs.obs}
+        return {
+            prefix + name: self.stack.join(columns[name], history)
+            if name in self._stacked
+            else columns[name].take(slots, 0)
+            for name in self.specs.obs
+        }
 
     def states(self, rows: Ints) -> tuple[dict[str, Column], npt.NDArray[np.bool_]]:
         """Return the recurrent state before these rows, and whether it is known."""

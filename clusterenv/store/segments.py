@@ -25,10 +25,11 @@ def to_segment(batch: Batch, stack: Stack | None = None) -> pa.RecordBatch:
     """Return a batch as one record batch."""
     total, order = batch.num_rows, np.argsort(batch.tail_rows, kind="stable")
     tail_rows = batch.tail_rows[order]
+    stacked = [] if stack is None else stack.of(list(batch.tail))
     parts = []
     for name in batch.names:
         column = batch.flat(name)
-        if stack is not None and name in batch.tail:
+        if stack is not None and name in stacked:
             column = stack.newest(column)
         parts.append(to_arrow(name, np.ascontiguousarray(column)))
     parts += [
@@ -36,9 +37,11 @@ def to_segment(batch: Batch, stack: Stack | None = None) -> pa.RecordBatch:
         for name in ("shard", "incarnation")
     ]
     for name, tail in batch.tail.items():
-        tail = tail[order] if stack is None else stack.newest(tail[order])
+        tail = tail[order]
+        if stack is not None and name in stacked:
+            tail = stack.newest(tail)
         parts.append(to_sparse(f"next_{name}", tail_rows, tail, total))
-        if stack is not None:
+        if stack is not None and name in stacked:
             starts = stack_starts(batch)
             older = stack.older(batch.flat(name)[starts])
             parts.append(to_sparse(f"older_{name}", starts, older, total))
@@ -61,9 +64,11 @@ def from_segment(
             columns[field.name] = from_arrow(field, array)
     shard, incarnation = (int(columns.pop(name)[0]) for name in ("shard", "incarnation"))
     tail_rows, tail = np.empty(0, np.int64), {}
-    for name in [name for name in columns if f"next_{name}" in sparse]:
+    observations = [name for name in columns if f"next_{name}" in sparse]
+    stacked = [] if stack is None else stack.of(observations)
+    for name in observations:
         tail_rows, tail[name] = sparse[f"next_{name}"]
-        if stack is not None:
+        if stack is not None and name in stacked:
             columns[name], tail[name] = _stacked(
                 columns[name], *sparse[f"older_{name}"], tail_rows, tail[name], num_envs, stack
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,11 @@ _SPOT = 32  # rows of a batch that are looked at, after the first batch
 class Stack:
     """``size`` frames along ``axis`` of an observation, the newest last.
 
+    Parameters
+    ----------
+    only
+        The observations that are stacks, such as ``("obs.image",)``; all if none is named.
+
     Examples
     --------
     >>> Stack(4).frame((4, 84, 84)), Stack(4, axis=-1).frame((84, 84, 4))
@@ -29,10 +35,33 @@ class Stack:
 
     size: int
     axis: int = 0
+    only: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if self.size < 2:
             raise ConfigError(f"stack={self.size} is no stack; for four frames: stack=4")
+        if isinstance(self.only, str):
+            raise ConfigError(
+                f"only={self.only!r} is one name, and several are wanted: "
+                f"Stack({self.size}, only=({self.only!r},))"
+            )
+        object.__setattr__(self, "only", tuple(self.only))  # lists are as good, and equal
+
+    def of(self, observations: Sequence[str]) -> list[str]:
+        """Return the observations that are stacks.
+
+        Raises
+        ------
+        ConfigError
+            If there is none of a name in :attr:`only`.
+        """
+        for name in self.only:
+            if name not in observations:
+                raise ConfigError(
+                    f"stack={self} names {name!r}, but the observations are "
+                    f"{', '.join(observations)}: Stack({self.size}, only=({observations[0]!r},))"
+                )
+        return [name for name in observations if not self.only or name in self.only]
 
     def frame(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of one frame of an observation of this shape."""
@@ -40,7 +69,8 @@ class Stack:
         if not fits:
             raise ConfigError(
                 f"stack={self.size} frames along axis {self.axis}, but observations have the shape "
-                f"{shape}; say which axis the frames lie along: stack=Stack({self.size}, axis=-1)"
+                f"{shape}; say which axis the frames lie along: stack=Stack({self.size}, axis=-1), "
+                f"or which observations are stacks: Stack({self.size}, only=('obs.image',))"
             )
         axis = self.axis % len(shape)
         return shape[:axis] + shape[axis + 1 :]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from batches import Content, Fleet, Frames, TwoLeaves, Vector, same
+from batches import Content, Fleet, Frames, FramesAndSpeed, TwoLeaves, Vector, same
 
 from clusterenv.store import (
     NStep,
@@ -70,6 +70,13 @@ KINDS = [
     Kind("recent", lambda: Recent(4, uses=3), n=None),
     Kind("state", Uniform, TwoLeaves(), {"state": True}),
     Kind("stacks", Uniform, Frames(), {"horizon": 12}, {"stack": 4}, horizon_later=1),
+    Kind(
+        "one stack of two",
+        Uniform,
+        FramesAndSpeed(),
+        {"horizon": 12},
+        {"stack": Stack(4, only=("obs.image",))},
+    ),
     Kind(
         "stacks last",
         lambda: NStep(2, 0.9, Prioritized()),

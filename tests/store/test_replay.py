@@ -214,14 +214,14 @@ def test_a_store_of_a_newer_version_is_refused_and_kept(tmp_path: Path) -> None:
     store, _ = filled()
     store.save(tmp_path)
     envelope, manifest = manifest_of(tmp_path)
-    forge(tmp_path, {**envelope, "format": 2}, manifest)
+    forge(tmp_path, {**envelope, "format": 3}, manifest)
     before = files(tmp_path)
     for attempt in (
         lambda: ReplayStore.load(tmp_path),
         lambda: store.save(tmp_path),
         lambda: ReplayStore(101, journal=tmp_path),
     ):
-        with pytest.raises(StoreUnreadable, match=r"has format 2, .* reads 1; .*pip install"):
+        with pytest.raises(StoreUnreadable, match=r"has format 3, .* reads 2; .*pip install"):
             attempt()
     assert files(tmp_path) == before
 
@@ -243,9 +243,9 @@ def test_a_manifest_that_names_files_elsewhere_is_refused(name: str, tmp_path: P
         b"",
         b"{",
         b"[1, 2]",
-        b'{"format": 1}',
-        b'{"format": 1, "crc32": 5, "manifest": 7}',
-        b'{"format": 1, "crc32": 0, "manifest": ""}',
+        b'{"format": 2}',
+        b'{"format": 2, "crc32": 5, "manifest": 7}',
+        b'{"format": 2, "crc32": 0, "manifest": ""}',
         b"\xff\xfe\x00",
         None,
     ],

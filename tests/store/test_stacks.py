@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from batches import Fleet, Frames, Row, Vector, all_of, changed, fill, same, transitions
+from batches import (
+    Fleet,
+    Frames,
+    FramesAndSpeed,
+    Row,
+    Vector,
+    all_of,
+    changed,
+    fill,
+    same,
+    transitions,
+)
 
 from clusterenv.errors import ConfigError
 from clusterenv.store import ReplayStore, Stack, Uniform
@@ -15,7 +26,7 @@ def store_of(capacity: int, content: Frames, **options: float) -> ReplayStore:
     return ReplayStore(capacity, sampler=Uniform(replace=False), stack=stack, **options)  # type: ignore[arg-type]
 
 
-def check(store: ReplayStore, added: list[Row], content: Frames) -> None:
+def check(store: ReplayStore, added: list[Row], content: Frames | FramesAndSpeed) -> None:
     found = all_of(store)
     assert found["indices"].tolist() == list(range(len(added) - len(store), len(added)))
     same(found, transitions(added[len(added) - len(store) :], content))
@@ -67,6 +78,32 @@ def test_rows_leave_early_when_there_is_no_room_beside_them() -> None:
         if turn % 50 == 49:
             check(store, added, content)
     assert len(store) < 1500
+
+
+def test_only_named_observations_are_stacks() -> None:
+    content = FramesAndSpeed()
+    fleet = Fleet(content, envs=3, horizon=5, episode=7)
+    stack = Stack(4, only=("obs.image",))
+    store, added = ReplayStore(101, sampler=Uniform(replace=False), stack=stack), []
+    for turn in range(30):
+        if turn % 8 == 7:
+            fleet.restart(turn % 2)
+        batch, rows = fleet.next()
+        store.add(batch)
+        added += rows
+        check(store, added, content)
+    assert store._ring is not None
+    assert store._ring.columns["obs.image"].shape[1:] == (6, 6)
+    assert store._ring.columns["obs.speed"].shape[1:] == (4,)
+
+
+def test_a_stack_of_an_observation_that_is_not_there_is_refused() -> None:
+    store = ReplayStore(100, stack=Stack(4, only=("image",)))
+    message = r"names 'image', but the observations are obs.image, obs.speed: Stack\(4, only=\("
+    with pytest.raises(ConfigError, match=message):
+        store.add(Fleet(FramesAndSpeed()).next()[0])
+    with pytest.raises(ConfigError, match=r"is one name.*only=\('obs.image',\)"):
+        Stack(4, only="obs.image")
 
 
 def test_frames_are_stored_once() -> None:
