@@ -15,6 +15,7 @@ from typing import Any
 
 import cloudpickle
 import gymnasium as gym
+from dask.utils import parse_bytes
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 
@@ -37,12 +38,14 @@ from clusterenv.frames import Frame
 from clusterenv.launch import make_recipe, open_fleet
 from clusterenv.policies.base import Policy
 from clusterenv.schema import Layout
+from clusterenv.serving import Serving
 from clusterenv.stats import Stats, Tally
 from clusterenv.stream import StreamSpec
 from clusterenv.supervision import EnvFaults, Restarts
 from clusterenv.supervisor import Supervisor
 from clusterenv.sync.publisher import Publisher
 from clusterenv.sync.rules import EveryVersion, SyncRule
+from clusterenv.sync.weights import manifest_of
 from clusterenv.wire import FragmentMeta, Parts, receive
 
 __all__ = ["Collector"]
@@ -135,7 +138,8 @@ class Collector:
         mode = AutoresetMode.SAME_STEP if loop else AutoresetMode.NEXT_STEP
         recipe = make_recipe(env, num_envs, engine, mode, wrappers, env_kwargs)
         try:
-            spec = StreamSpec(policy, rule, horizon, seed, version, switch, env_faults)
+            relays = _relays(policy)
+            spec = StreamSpec(policy, rule, horizon, seed, version, switch, env_faults, relays)
             stream = cloudpickle.dumps(spec)
         except Exception as error:
             raise ConfigError(
@@ -155,7 +159,6 @@ class Collector:
         self._roster = threading.RLock()  # who has which tickets, and has heard what
         self._waiting = [0] * len(links)  # batches of each shard that were not taken yet
         self._awaited: set[int] = set()  # shards that owe a fragment to rollout()
-        self._shelved: dict[str, int] = {}  # the version that each worker has, and all shards on it
         self._ending: set[int] = set()  # shards that are drained for good
         self._ended: set[int] = set()  # those of them that have been, behind others
         self._announced: bytes | None = None
@@ -167,6 +170,9 @@ class Collector:
         self._streaming = False
         self._failure: BaseException | None = None
         self._tally = Tally(len(links), version)
+        self._serving = Serving(
+            self._fleet, self._publisher, self._tally, self._send, relays=spec.relays
+        )
         self._supervisor = Supervisor(
             self._fleet,
             restarts,
@@ -342,10 +348,10 @@ class Collector:
         end_process: bool = False,
     ) -> None:
         """Hear nothing more of a shard, and have it placed again."""
-        self._shelved.pop(link.worker, None)  # its process may have ended
         if link.index in self._ending:
             self._drained(selector, link, 0)
             return
+        self._serving.parted(link)
         selector.unregister(link.channel)
         with self._tally.lock:
             self._tally.lost(max(0, link.pulse.steps * link.share.count - link.delivered))
@@ -361,6 +367,7 @@ class Collector:
 
     def _drained(self, selector: selectors.BaseSelector, link: Link, rows: int) -> None:
         """Hear nothing more of a shard that has delivered all, and have it placed elsewhere."""
+        self._serving.parted(link)
         selector.unregister(link.channel)
         with self._roster:
             with self._tally.lock:
@@ -395,7 +402,7 @@ class Collector:
                 with self._tally.lock:
                     self._tally.began(link.index, link.incarnation, link.because)
                 if self._announced is not None:
-                    self._serve(link)
+                    self._serving.give(link)
                     self._send(link, Frame.ANNOUNCE, self._announced)
                 selector.register(link.channel, selectors.EVENT_READ, link)
                 if self._streaming:
@@ -421,7 +428,9 @@ class Collector:
                     self._waiting[link.index] += 1
                     self._received.put(batch)
             elif header.kind == Frame.PULL:
-                self._serve(link, whole=blob)
+                self._serving.pull(link, whole=blob)
+            elif header.kind == Frame.HELD:
+                self._serving.held(link, blob)
             elif header.kind == Frame.PONG:
                 link.pulse.pong(time.monotonic(), *blob)
             elif header.kind == Frame.DRAINED:
@@ -430,18 +439,6 @@ class Collector:
                 raise env_error(link, blob)
         except ChannelClosed as error:
             raise self._fleet.lost(link) from error
-
-    def _serve(self, link: Link, whole: bool = False) -> None:
-        """Send the newest weights, unless another shard of the same process has them."""
-        with self._tally.lock:
-            weights = self._publisher.newest
-            self._publisher.in_use[link.index] = weights.version
-            shelved = not whole and self._shelved.get(link.worker) == weights.version
-            if not shelved:
-                self._shelved[link.worker] = weights.version
-                self._tally.weight_bytes += weights.buffer.nbytes
-        blob = dumps((weights.version, weights.digest, shelved))
-        self._send(link, Frame.WEIGHTS, blob, [] if shelved else [weights.buffer])
 
     def _batch(self, link: Link, header: Header, meta: FragmentMeta) -> Batch:
         columns, tails, state = receive(link.channel, header, Parts(*meta.parts))
@@ -531,6 +528,12 @@ class Collector:
             self.close()
         else:  # perhaps Dask's event loop, which must not wait for itself
             threading.Thread(target=self.close, name="clusterenv-close").start()
+
+
+def _relays(policy: Policy) -> bool:
+    """Whether a policy is so large that workers hand its weights on."""
+    least = config.get("channel.relay")
+    return least is not None and manifest_of(policy).nbytes >= parse_bytes(least)
 
 
 def _title(env: Any) -> str:

@@ -27,7 +27,7 @@ from clusterenv.errors import (
 )
 from clusterenv.frames import Failure
 from clusterenv.keep import keep_shards
-from clusterenv.rendezvous import reach
+from clusterenv.rendezvous import Endpoint, reach
 from clusterenv.shard import Opened, Shard, ShardSpec
 from clusterenv.supervision import Pulse, choose_worker
 from clusterenv.telemetry import Telemetry
@@ -83,6 +83,8 @@ class Link:
         self.future = future  # holding the Actor alone can lose it
         self.actor: Any = None
         self._channel: Channel | None = None
+        self.relay: Endpoint | None = None
+        """Where other workers get weights from it, if they do."""
         self.lost = False
         self.draining = False
         self.delivered = 0
@@ -338,6 +340,7 @@ class Fleet:
         timeout = config.seconds("timeout.connect")
         try:
             link.connected(reach(opened.endpoint, context, timeout))
+            link.relay = opened.relay
         except OSError as error:
             where = f"{opened.endpoint.host}:{opened.endpoint.port}"
             raise WorkerLost(

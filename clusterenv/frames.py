@@ -33,6 +33,7 @@ class Frame(enum.IntEnum):
     PULL = 32
     PONG = 33
     DRAINED = 34
+    HELD = 35
     # Either: something was raised on the worker.
     FAILED = 41
 

@@ -41,7 +41,7 @@ class Endpoint(NamedTuple):
 
 
 class Listener:
-    """Waits for the one connection of the head that knows the token.
+    """Waits for those who know the token.
 
     Parameters
     ----------
@@ -72,22 +72,23 @@ class Listener:
         port: int = tcp.getsockname()[1]
         self.endpoint = Endpoint(host, port, name, secrets.token_bytes(_TOKEN_BYTES))
 
-    def accept(self, timeout: float) -> Channel:
-        """Return the head's channel; strangers are turned away without an answer.
+    def accept(self, timeout: float | None) -> Channel:
+        """Return the channel of one who knows the token; strangers are turned away silently.
 
         Raises
         ------
         ChannelClosed
-            If the head did not come within ``timeout`` seconds.
+            If nobody came within ``timeout`` seconds, or the listener was closed.
         """
-        deadline = time.monotonic() + timeout
-        while (left := deadline - time.monotonic()) > 0:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (left := _left(deadline)) is None or left > 0:
             try:
                 poll = select.poll()
                 waiting = {sock.fileno(): sock for sock in self._socks}
                 for number in waiting:
                     poll.register(number, select.POLLIN)
-                arrived = [waiting[number].accept()[0] for number, _ in poll.poll(1000 * left)]
+                ready = poll.poll(None if left is None else 1000 * left)
+                arrived = [waiting[number].accept()[0] for number, _ in ready]
             except (OSError, ValueError) as error:
                 raise ChannelClosed("the listener was closed") from error
             admitted = [channel for sock in arrived if (channel := self._admit(sock))]
@@ -119,6 +120,10 @@ class Listener:
             except OSError:
                 pass
             sock.close()
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else deadline - time.monotonic()
 
 
 def _read_token(sock: socket.socket) -> bytes:

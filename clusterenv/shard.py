@@ -13,6 +13,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +28,7 @@ from clusterenv.channel import Channel, Header, dumps, loads
 from clusterenv.envs import Engine, EnvDescription, Infos, Slot, build
 from clusterenv.errors import ChannelClosed
 from clusterenv.frames import Failure, Frame, failure_of
+from clusterenv.relay import Relay, fetch
 from clusterenv.remote_policy import ActRequest, LocalPolicy
 from clusterenv.rendezvous import Endpoint, Listener
 from clusterenv.schema import Column, Layout
@@ -59,6 +61,8 @@ class Opened(NamedTuple):
     """A shard that is ready: where its channel listens and what its environments are."""
 
     endpoint: Endpoint
+    relay: Endpoint | None
+    """Where other workers get weights from it, if they do."""
     description: EnvDescription
     seconds_left: float | None
     """Until the worker's lifetime or job ends, if that is known."""
@@ -98,17 +102,17 @@ class Shard:
         keep_freed_memory()
         self._spec = spec
         self._host = _bindable_host(worker.address)
-        self._tls = (
-            worker.security.get_listen_args("worker")["ssl_context"]
-            if worker.address.startswith("tls://")
-            else None
-        )
+        self._tls = self._to_workers = None
+        if worker.address.startswith("tls://"):
+            self._tls = worker.security.get_listen_args("worker")["ssl_context"]
+            self._to_workers = worker.security.get_connection_args("worker")["ssl_context"]
         self._lifetime = worker.lifetime
         self._closing = threading.Event()
         self._opened: Future[Opened | Failure] = Future()
         self._ended: Future[None] = Future()
         self._listener: Listener | None = None
         self._channel: Channel | None = None
+        self._relay: Relay | None = None
         self._thread = threading.Thread(
             target=self._run, name=f"clusterenv-shard-{spec.index}", daemon=True
         )
@@ -133,7 +137,7 @@ class Shard:
         self._closing.set()
         if self._thread.ident is None:
             return True  # never opened
-        for end in (self._channel, self._listener):
+        for end in (self._channel, self._listener, self._relay):
             if end is not None:
                 end.close()
         try:
@@ -147,19 +151,15 @@ class Shard:
         try:
             try:
                 engine = build(loads(self._recipe), self._spec.first, self._spec.count)
-                stream = None
-                if self._stream is not None:
-                    spec = self._spec
-                    stream = Stream(
-                        engine, loads(self._stream), spec.first, spec.incarnation, spec.fleet
-                    )
-                self._listener = Listener(self._host, self._tls, self._spec.ports, self._spec.local)
+                stream = None if self._stream is None else self._make_stream(engine, self._stream)
+                self._listener = self._listen()
             except BaseException as error:
                 self._opened.set_result(failure_of(error, self._spec.first, "make"))
                 return
             self._opened.set_result(
                 Opened(
                     self._listener.endpoint,
+                    None if self._relay is None else self._relay.endpoint,
                     engine.description,
                     seconds_left(self._lifetime),
                 )
@@ -176,7 +176,7 @@ class Shard:
             pass  # the head is gone or has closed us
         finally:
             try:
-                for end in (self._channel, self._listener):
+                for end in (self._channel, self._listener, self._relay):
                     if end is not None:
                         end.close()
                 if engine is not None:
@@ -185,6 +185,24 @@ class Shard:
                 logger.exception("shard %d: an environment raised in close()", self._spec.index)
             finally:
                 self._ended.set_result(None)
+
+    def _make_stream(self, engine: Engine, pickled: bytes) -> Stream:
+        spec = loads(pickled)
+        fetcher = partial(fetch, context=self._to_workers, timeout=self._spec.accept_timeout)
+        stream = Stream(
+            engine,
+            spec,
+            self._spec.first,
+            self._spec.incarnation,
+            self._spec.fleet,
+            fetcher if spec.relays else None,
+        )
+        if spec.relays:
+            self._relay = Relay(stream.shelf, self._listen())
+        return stream
+
+    def _listen(self) -> Listener:
+        return Listener(self._host, self._tls, self._spec.ports, self._spec.local)
 
 
 class _Server:

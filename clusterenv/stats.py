@@ -43,6 +43,8 @@ class Stats:
     """Of weights, by all shards together."""
     weight_bytes: int
     """Weights sent by the head."""
+    relayed_bytes: int
+    """Weights sent by workers to workers."""
     wire_bytes: int
     """Fragments received by the head."""
     lag_min: int
@@ -76,7 +78,7 @@ class Tally:
 
     def __init__(self, shards: int, version: int) -> None:
         self.lock = threading.Lock()
-        self.weight_bytes = 0
+        self.weight_bytes = self.relayed_bytes = 0
         self.announced_bytes = 0
         self._began = time.monotonic()
         self._rows = [0] * shards
@@ -149,6 +151,7 @@ class Tally:
             checks=self._earlier[0] + sum(self._checks),
             pulls=self._earlier[1] + sum(self._pulls),
             weight_bytes=self.weight_bytes,
+            relayed_bytes=self.relayed_bytes,
             wire_bytes=self._wire,
             lag_min=least,
             lag_mean=total / max(1, self._fragments),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -24,13 +24,22 @@ from clusterenv.errors import ChannelClosed
 from clusterenv.fragment import Fragment
 from clusterenv.frames import Frame, failure_of
 from clusterenv.policies.base import Policy
+from clusterenv.rendezvous import Endpoint
 from clusterenv.supervision import EnvFaults, env_seeds
 from clusterenv.sync.rules import SyncRule
 from clusterenv.sync.shelf import shelf_of
 from clusterenv.sync.weights import Weights, load, manifest_of
 from clusterenv.wire import FragmentMeta, body_of, parts_of
 
-__all__ = ["SWITCHES", "Announcement", "PolicyClient", "Stream", "StreamSpec"]
+__all__ = [
+    "ON_SHELF",
+    "SWITCHES",
+    "Announcement",
+    "Fetch",
+    "PolicyClient",
+    "Stream",
+    "StreamSpec",
+]
 
 logger = logging.getLogger("clusterenv")
 
@@ -38,6 +47,12 @@ _SHELF_SECONDS = 5.0
 
 Ticket = bool | Literal["drain"] | None
 """Whether a fragment shall be fresh; or to hand the shard over, or to stop."""
+
+ON_SHELF = "shelf"
+"""Where weights are that another shard of the same process has got."""
+
+Fetch = Callable[[Endpoint, int, int], Weights]
+"""Gets weights from a worker: where, which version, and how many bytes."""
 
 SWITCHES = ("fragment", "step")
 """Between what a shard may change its policy."""
@@ -55,6 +70,8 @@ class StreamSpec:
     switch: str = "fragment"
     """One of :data:`SWITCHES`."""
     env_faults: EnvFaults = field(default_factory=EnvFaults)
+    relays: bool = False
+    """Whether weights go from worker to worker too."""
 
 
 class Announcement(NamedTuple):
@@ -119,6 +136,7 @@ class Stream:
         first: int,
         incarnation: int = 0,
         fleet: str = "",
+        fetch: Fetch | None = None,
     ) -> None:
         torch.set_num_threads(1)  # the shards are the parallelism
         if spec.seed is not None:  # what policies draw repeats too, for the same sharding
@@ -139,7 +157,8 @@ class Stream:
         )
         self._tickets: queue.SimpleQueue[Ticket] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[tuple[Fragment, FragmentMeta] | None] = queue.SimpleQueue()
-        self._shelf = shelf_of(fleet)
+        self.shelf = shelf_of(fleet)
+        self._fetch = fetch
         self._changed = threading.Condition()
         self._arrived: Weights | None = None
         self._closed = False
@@ -258,24 +277,57 @@ class Stream:
             self._stop()
 
     def _receive(self, header: Header, blob: Any) -> None:
-        version, digest, shelved = blob
-        weights = self._shelf.take(version, _SHELF_SECONDS) if shelved else None
-        if not shelved:
+        version, digest, source = blob
+        if source == ON_SHELF:
+            self._arrive(self.shelf.take(version, _SHELF_SECONDS))
+        elif source is None:
             buffer = np.empty(header.body, np.uint8)
             self._channel.recv_body(header, [buffer])
             weights = Weights(version, buffer)
-            if weights.digest == digest:
-                self._shelf.put(weights)
-            else:
+            if weights.digest != digest:
                 logger.warning("the weights of version %d arrived damaged", version)
-                weights = None
-        if weights is None:  # a worker goes on with what it has, and asks for all of it
+                self._arrive(None)
+            else:
+                self._arrive(weights, here=True)
+        else:  # tickets and pings come meanwhile
+            threading.Thread(
+                target=self._get,
+                args=(Endpoint(*source), version),
+                name=f"clusterenv-fetch-{self._first}",
+                daemon=True,
+            ).start()
+
+    def _get(self, source: Endpoint, version: int) -> None:
+        """Get weights from another worker."""
+        try:
+            assert self._fetch is not None
+            weights = self._fetch(source, version, self._manifest.nbytes)
+        except OSError as error:
+            logger.info("another worker did not hand on version %d: %s", version, error)
+            self._arrive(None)
+        else:
+            self._arrive(weights, here=True)
+
+    def _arrive(self, weights: Weights | None, here: bool = False) -> None:
+        """Take up weights, and tell the head if they came ``here``; if none came, ask for all.
+
+        A worker that did not get any goes on with what it has meanwhile.
+        """
+        try:
+            if here and weights is not None:
+                self.shelf.put(weights)
             with self._send_lock:
-                self._channel.send(Frame.PULL, dumps(True))
+                if weights is None:
+                    self._channel.send(Frame.PULL, dumps(True))
+                elif here and self._fetch is not None:
+                    self._channel.send(Frame.HELD, dumps(weights.version))
+        except ChannelClosed:
+            self._stop()
             return
-        with self._changed:
-            self._arrived = weights
-            self._changed.notify()
+        if weights is not None:
+            with self._changed:
+                self._arrived = weights
+                self._changed.notify()
 
     def _stop(self) -> None:
         self._closed = True

@@ -36,7 +36,7 @@ class Metrics:
     version: int = 0  # the newest
     pulls: int = 0  # of weights, by all shards together
     pulls_saved: int = 0  # that every shard pulling every version would have made besides
-    weight_bytes: int = 0  # sent by the head
+    weight_bytes: int = 0  # moved, by the head and by workers
     lag_mean: float = 0.0  # versions behind the newest, over this session's fragments
     # The shards
     queued: int = 0  # batches received and not yet taken
@@ -81,7 +81,7 @@ def collected(past: Metrics, stats: Stats) -> dict[str, Any]:
         "version": stats.version,
         "pulls": past.pulls + stats.pulls,
         "pulls_saved": past.pulls_saved + max(0, every - stats.pulls),
-        "weight_bytes": past.weight_bytes + stats.weight_bytes,
+        "weight_bytes": past.weight_bytes + stats.weight_bytes + stats.relayed_bytes,
         "lag_mean": stats.lag_mean,
         "queued": stats.queued,
         **{

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import dask
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -277,18 +278,34 @@ def test_in_lock_step_a_rollout_is_of_one_version_whatever_the_switch(client: Cl
             collector.publish(cartpole_policy(version))
 
 
-def test_weights_too_large_for_one_message_arrive(client: Client) -> None:
-    """40 MB, many times what a socket takes at once."""
+@pytest.mark.parametrize(("relay", "from_head"), [(None, 2), ("4 MiB", 1)])
+def test_weights_too_large_for_one_message_arrive(
+    client: Client, relay: str | None, from_head: int
+) -> None:
+    """40 MB, many times what a socket takes at once: from the head, or from worker to worker."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 5_000_000 // 4), nn.Tanh(), nn.Linear(5_000_000 // 4, 2))
     policy = Categorical(net)
-    with cartpole(client, policy, horizon=2, num_envs=2) as collector:
+    with (
+        dask.config.set({"clusterenv.channel.relay": relay}),
+        cartpole(client, policy, horizon=2, num_envs=2) as collector,
+    ):
         batches = iter(collector)
         next(batches)
         collector.publish(changed(policy, 1e-4))
-        versions = [next(batches).policy_version for _ in range(20)]
-        assert versions[-1] == 1
-        assert collector.stats().weight_bytes >= 30_000_000
+        versions = {}
+
+        def both_have_it() -> bool:
+            batch = next(batches)
+            versions[batch.shard] = batch.policy_version
+            return versions == {0: 1, 1: 1}
+
+        assert wait_until(both_have_it, seconds=30)
+        stats = collector.stats()
+        nbytes = collector._publisher.newest.buffer.nbytes
+        assert nbytes > 30_000_000
+        assert stats.weight_bytes == from_head * nbytes
+        assert stats.relayed_bytes == (2 - from_head) * nbytes
 
 
 def test_recurrent_state_and_extras_reach_the_head(client: Client) -> None:
