@@ -370,6 +370,23 @@ def test_a_policy_that_cannot_be_pickled(client: Client) -> None:
     assert footprint()["processes"] == before
 
 
+def test_publishing_what_has_become_nan_leaves_the_workers_as_they_are(client: Client) -> None:
+    policy = cartpole_policy()
+    with cartpole(client, policy) as collector:
+        collector.publish(policy)
+        broken = changed(policy, 0.1)
+        name, parameter = next(broken.named_parameters())
+        with torch.no_grad():
+            parameter.view(-1)[-1] = float("nan")
+        message = rf"'{name}' holds NaN: the learner has diverged.* go on with version 1"
+        with pytest.raises(errors.ConfigError, match=message):
+            collector.publish(broken)
+        assert {batch.policy_version for batch in collector.rollout()} == {1}
+        with torch.no_grad():
+            parameter.view(-1)[-1] = float("inf")  # a choice of one's own
+        assert collector.publish(broken) == 2
+
+
 def test_publishing_a_module_that_does_not_match(client: Client) -> None:
     with cartpole(client) as collector:
         with pytest.raises(errors.ConfigError, match=r"'module.0.weight' is missing"):

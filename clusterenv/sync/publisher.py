@@ -16,7 +16,7 @@ from clusterenv.schema import Layout
 from clusterenv.stream import Announcement
 from clusterenv.sync.divergence import Probe, mean_divergence
 from clusterenv.sync.rules import SyncRule
-from clusterenv.sync.weights import Weights, lend, manifest_of, pack
+from clusterenv.sync.weights import Weights, check_numbers, lend, manifest_of, pack
 
 __all__ = ["Publisher", "probe_size"]
 
@@ -80,7 +80,14 @@ class Publisher:
         return self._kept[self.version]
 
     def publish(self, policy: Policy, scalars: Mapping[str, float]) -> Announcement:
-        """Take a new version and return what the shards are told of it."""
+        """Take a new version and return what the shards are told of it.
+
+        Raises
+        ------
+        ConfigError
+            If the policy is another one, or has become NaN.
+        """
+        check_numbers(policy, self.version)
         weights = pack(policy, self._manifest, self.version + 1)
         self.version += 1
         self._kept[self.version] = weights

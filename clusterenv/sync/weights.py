@@ -15,7 +15,16 @@ from torch import Tensor, nn
 
 from clusterenv.errors import ConfigError
 
-__all__ = ["Entry", "Manifest", "Weights", "lend", "load", "manifest_of", "pack"]
+__all__ = [
+    "Entry",
+    "Manifest",
+    "Weights",
+    "check_numbers",
+    "lend",
+    "load",
+    "manifest_of",
+    "pack",
+]
 
 _ALIGN = 64
 
@@ -113,6 +122,19 @@ def check(given: Manifest, expected: Manifest) -> None:
                 f"publish() got a module whose {name!r} is {_say(b)}; the collector was made with "
                 f"{_say(a)}. Publish the policy that the collector was made with, or a copy of it"
             )
+
+
+def check_numbers(module: nn.Module, version: int) -> None:
+    """Raise if a parameter has become NaN, which would make every worker act at random or fail."""
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            # The sum is NaN if a number is, and found in a tenth of the time.
+            if parameter.sum().isnan() and parameter.isnan().any():
+                raise ConfigError(
+                    f"publish() got a module whose {name!r} holds NaN: the learner has diverged, "
+                    f"and the workers go on with version {version}. A smaller learning rate, "
+                    "clipped gradients or checked losses keep it from that"
+                )
 
 
 def _views(manifest: Manifest, buffer: npt.NDArray[np.uint8]) -> Iterator[Tensor]:
