@@ -241,6 +241,8 @@ class Collector:
             for link in staying:
                 self._send(link, Frame.TICKET, dumps(True))
         batches = sorted((self._take() for _ in staying), key=lambda batch: batch.shard)
+        with self._tally.lock:
+            self._tally.settle()
         for batch in batches:  # in this order, whichever came first: the same seed, the same run
             self._sample_probe(batch)
         return batches
@@ -460,6 +462,8 @@ class Collector:
         link.delivered += batch.num_rows
         with self._tally.lock:
             self._tally.add(link.index, batch.num_rows, header.body, meta)
+            if self._streaming:
+                self._tally.settle()
         return batch
 
     def _sample_probe(self, batch: Batch) -> None:

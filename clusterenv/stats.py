@@ -87,6 +87,7 @@ class Tally:
         self._versions = [version] * shards
         self._divergences: list[float | None] = [None] * shards
         self._wire = self._dropped = self._lost = self._episodes = 0
+        self._unsettled: list[tuple[int, list[float], list[int]]] = []
         self._returns: deque[float] = deque(maxlen=100)
         self._lengths: deque[int] = deque(maxlen=100)
         self._lags: list[int] = [0, 0, 0]  # least, most, sum
@@ -122,8 +123,7 @@ class Tally:
         self._wire += nbytes
         self._dropped += meta.dropped
         self._episodes += len(meta.returns)
-        self._returns.extend(meta.returns)
-        self._lengths.extend(meta.lengths)
+        self._unsettled.append((shard, meta.returns, meta.lengths))
         self._checks[shard] = meta.checks
         self._pulls[shard] = meta.pulls
         self._rebuilt += len(meta.cuts)
@@ -133,6 +133,17 @@ class Tally:
         least, most, total = self._lags
         self._lags = [min(least, lag) if self._fragments else lag, max(most, lag), total + lag]
         self._fragments += 1
+
+    def settle(self) -> None:
+        """Enter the episodes of the fragments since the last call, by shard.
+
+        In lock-step that is once a rollout: whichever shard was first, the same run has the
+        same last episodes.
+        """
+        for _, returns, lengths in sorted(self._unsettled, key=lambda each: each[0]):
+            self._returns.extend(returns)
+            self._lengths.extend(lengths)
+        self._unsettled.clear()
 
     def stats(self, publisher: Publisher, queued: int) -> Stats:
         seconds = time.monotonic() - self._began

@@ -503,3 +503,21 @@ def test_action_masks_reach_the_rows(client: Client) -> None:
         for batch in collector.rollout():
             taken = np.take_along_axis(batch["action_mask"], batch["action"][..., None], 2)
             assert taken.all()
+
+
+def test_the_last_episodes_are_in_the_order_of_shards_whoever_came_first(client: Client) -> None:
+    """A shard whose environments are slow delivers last; its episodes count first all the same."""
+    lengths = []
+    for slow in (0, 2):
+        factories = [
+            functools.partial(Slow, 0.01 if env // 2 == slow else 0.0, length=3 + env)
+            for env in range(6)
+        ]
+        with clusterenv.Collector(
+            factories, Cycle(2), num_envs=6, horizon=12, shards=3, cluster=client
+        ) as collector:
+            for _ in range(3):
+                collector.rollout()
+            lengths.append(collector.stats().lengths)
+    assert lengths[0] == lengths[1]
+    assert len(set(lengths[0])) == 6

@@ -173,15 +173,22 @@ class Masked(gym.Env[Any, Any]):
 
 
 class Slow(gym.Env[Any, Any]):
-    """CartPole's spaces; every step takes some milliseconds."""
+    """CartPole's spaces; a step takes some milliseconds, and episodes may have a length."""
 
     observation_space = spaces.Box(-1, 1, (4,), np.float32)
     action_space = spaces.Discrete(2)
 
+    def __init__(self, seconds: float = 0.004, length: int | None = None) -> None:
+        self.seconds = seconds
+        self.length = length
+        self.taken = 0
+
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
+        self.taken = 0
         return self.observation_space.sample(), {}
 
     def step(self, action: Any) -> Any:
-        time.sleep(0.004)
-        return self.observation_space.sample(), 1.0, False, False, {}
+        time.sleep(self.seconds)
+        self.taken += 1
+        return self.observation_space.sample(), 1.0, self.taken == self.length, False, {}
