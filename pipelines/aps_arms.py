@@ -12,7 +12,7 @@ from clusterenv.errors import ConfigError
 __all__ = ["Args", "Arm", "Outcome", "Verdict", "arms", "by_arm", "judge", "mean", "table"]
 
 RULES = ("every-version", "divergence", "every", "never")
-SETTINGS = ("env", "total_steps", "num_envs", "horizon", "minibatches", "shards")  # of all runs
+SETTINGS = ("env", "total_steps", "num_envs", "horizon", "minibatches", "lr", "shards")  # of all
 CURVE = ("steps", "mean_return", "pulls", "weight_bytes")
 NEAR, FEW = 0.05, 0.10  # of every-version's return and weight bytes: what the claim allows
 Curves = Mapping[str, Sequence[Mapping[str, float]]]
@@ -26,10 +26,11 @@ class Args:
     thresholds: tuple[float, ...] = (0.001, 0.01, 0.05, 0.1, 0.2, 0.5, 1)  # 0 is every-version
     every: tuple[int, ...] = (4, 16)  # controls that pull when this many versions behind
     seeds: tuple[int, ...] = (100, 200, 300)  # far apart: environment i gets seed + i
-    total_steps: int = 500_000  # of each run
+    total_steps: int = 1_000_000  # of each run
     num_envs: int = 16  # environments, all shards together
     horizon: int = 128  # steps of each environment between two updates
     minibatches: int = 16  # of each update
+    lr: float = 3e-4  # of Adam: small, so that a version differs little from the one before
     shards: int = 2  # worker processes
     cluster: str | None = None  # scheduler address, file or jobqueue name; else this machine
     out: Path = Path("docs/experiments/aps")  # summary, curves and plots; runs/ is not for git

@@ -96,9 +96,9 @@ def settle(args: Args) -> Args:
         path.write_text(json.dumps(wanted, indent=2) + "\n")
     elif kept != wanted:
         changed = [
-            f"{name} {wanted[name]} (was {kept[name]})"
+            f"{name} {wanted[name]} (was {kept.get(name)})"
             for name in SETTINGS
-            if wanted[name] != kept[name]
+            if wanted[name] != kept.get(name)
         ]
         raise ConfigError(
             f"{args.out} holds runs with other settings: {', '.join(changed)}; go on with those, "
