@@ -180,6 +180,8 @@ def bare_limit(name: str, workers: int) -> Iterator[Callable[[float], float]]:
     processes = [spawn.Process(target=bare, args=(name, theirs)) for _, theirs in ends]
     for process in processes:
         process.start()
+    for _, theirs in ends:
+        theirs.close()  # then a process that ends is noticed
 
     def burst(seconds: float) -> float:
         for ours, _ in ends:

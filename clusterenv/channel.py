@@ -31,13 +31,14 @@ _HEADER = struct.Struct("<IIQ")
 _IOV_MAX = 512  # buffers per system call; Linux allows 1,024
 _TLS_BLOCK = 1 << 18  # bytes encrypted at a time; the other direction waits for no more
 _LOCAL_BUFFER = 1 << 22  # bytes under way between processes of one machine, if it allows so many
+_SEND_SECONDS = 30.0  # for a process of the same machine to read on; then it is stopped
 # A peer whose machine vanished without a word is noticed within half a minute.
 # Keep-alive serves an idle connection, the user timeout one with bytes on the way (in ms).
 _KEEPALIVE = (
     ("TCP_KEEPIDLE", 10),
     ("TCP_KEEPINTVL", 5),
     ("TCP_KEEPCNT", 4),
-    ("TCP_USER_TIMEOUT", 30_000),
+    ("TCP_USER_TIMEOUT", 30_000),  # also ends a send to one that does not read
 )
 
 Array: TypeAlias = Any
@@ -82,6 +83,8 @@ class Channel:
             sock.setblocking(False)
         if sock.family == getattr(socket, "AF_UNIX", None):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOCAL_BUFFER)
+            patience = struct.pack("ll", round(_SEND_SECONDS), 0)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
             return
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -120,6 +123,7 @@ class Channel:
                 while parts := _rest(parts, done):
                     done = self._sock.sendmsg(parts[:_IOV_MAX])
         except OSError as error:
+            self._shut()  # whoever reads here must not take what follows for a frame
             raise ChannelClosed(f"the connection broke while sending: {error}") from error
 
     def recv_header(self) -> Header:
@@ -209,11 +213,14 @@ class Channel:
 
     def close(self) -> None:
         """Close the connection; a thread that waits on it is woken."""
+        self._shut()
+        self._sock.close()
+
+    def _shut(self) -> None:
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass
-        self._sock.close()
 
 
 def _bytes_of(buffers: Sequence[bytes | bytearray | memoryview | Array]) -> list[memoryview]:

@@ -137,8 +137,8 @@ class Collector:
         loop = engine in ("auto", "gymnasium")
         mode = AutoresetMode.SAME_STEP if loop else AutoresetMode.NEXT_STEP
         recipe = make_recipe(env, num_envs, engine, mode, wrappers, env_kwargs)
+        relays = _relays(policy)
         try:
-            relays = _relays(policy)
             spec = StreamSpec(policy, rule, horizon, seed, version, switch, env_faults, relays)
             stream = cloudpickle.dumps(spec)
         except Exception as error:

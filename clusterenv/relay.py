@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 import threading
 
 import numpy as np
 
-from clusterenv.channel import Channel, dumps
+from clusterenv.channel import dumps
 from clusterenv.errors import ChannelClosed
 from clusterenv.frames import Frame
 from clusterenv.rendezvous import Endpoint, Listener, reach
@@ -15,8 +16,6 @@ from clusterenv.sync.shelf import Shelf
 from clusterenv.sync.weights import Weights
 
 __all__ = ["Relay", "fetch"]
-
-_SHELF_SECONDS = 5.0
 
 
 class Relay:
@@ -26,23 +25,27 @@ class Relay:
         self.endpoint = listener.endpoint
         self._shelf = shelf
         self._listener = listener
-        self._thread = threading.Thread(target=self._run, name="clusterenv-relay", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._run, name="clusterenv-relay", daemon=True).start()
 
     def _run(self) -> None:
-        while True:
-            try:
-                channel = self._listener.accept(None)
-            except ChannelClosed:
-                return
-            threading.Thread(
-                target=self._answer, args=(channel,), name="clusterenv-relay-answer", daemon=True
-            ).start()
+        try:
+            while True:
+                for sock in self._listener.arrivals(None):
+                    threading.Thread(
+                        target=self._answer, args=(sock,), name="clusterenv-relay", daemon=True
+                    ).start()
+        except ChannelClosed:
+            pass
+        finally:
+            self._listener.close()  # who comes now is refused at once
 
-    def _answer(self, channel: Channel) -> None:
+    def _answer(self, sock: socket.socket) -> None:
+        channel = self._listener.admit(sock)
+        if channel is None:
+            return
         try:
             header = channel.recv_header()
-            weights = self._shelf.take(channel.recv_blob(header), _SHELF_SECONDS)
+            weights = self._shelf.take(channel.recv_blob(header), timeout=0)
             if weights is not None:
                 blob = dumps((weights.version, weights.digest))
                 channel.send(Frame.WEIGHTS, blob, [weights.buffer])
@@ -55,18 +58,19 @@ class Relay:
     def close(self) -> None:
         """Serve nobody any more."""
         self._listener.close()
-        self._thread.join(timeout=1.0)
 
 
 def fetch(
     endpoint: Endpoint, version: int, nbytes: int, context: ssl.SSLContext | None, timeout: float
 ) -> Weights:
-    """Get weights of this version, or a newer one, from a worker that has them.
+    """Get weights of this version from a worker that has them.
+
+    The time limit is for it to answer: how long the weights then take depends on the network.
 
     Raises
     ------
     OSError
-        If it cannot be reached, has none, or what came is damaged or late.
+        If it cannot be reached, has others, or what came is damaged.
     """
     channel = reach(endpoint, context, timeout)
     late = threading.Timer(timeout, channel.close)
@@ -74,6 +78,7 @@ def fetch(
     try:
         channel.send(Frame.PULL, dumps(version))
         header = channel.recv_header()
+        late.cancel()
         found, digest = channel.recv_blob(header)
         buffer = np.empty(nbytes, np.uint8)
         channel.recv_body(header, [buffer])
@@ -81,6 +86,8 @@ def fetch(
         late.cancel()
         channel.close()
     weights = Weights(found, buffer)
+    if found != version:
+        raise ChannelClosed(f"it has version {found}, not {version}")
     if weights.digest != digest:
         raise ChannelClosed(f"the weights of version {found} arrived damaged")
     return weights

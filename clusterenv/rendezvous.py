@@ -68,37 +68,52 @@ class Listener:
         name = None
         if local and _HAS_LOCAL:
             name = b"\0clusterenv-" + secrets.token_hex(16).encode()
-            self._socks.append(_bind_local(name))
+            try:
+                self._socks.append(_bind_local(name))
+            except OSError:  # a system that forbids it; TCP will do
+                name = None
         port: int = tcp.getsockname()[1]
         self.endpoint = Endpoint(host, port, name, secrets.token_bytes(_TOKEN_BYTES))
 
-    def accept(self, timeout: float | None) -> Channel:
-        """Return the channel of one who knows the token; strangers are turned away silently.
+    def accept(self, timeout: float) -> Channel:
+        """Return the head's channel; strangers are turned away without an answer.
 
         Raises
         ------
         ChannelClosed
-            If nobody came within ``timeout`` seconds, or the listener was closed.
+            If the head did not come within ``timeout`` seconds, or the listener was closed.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while (left := _left(deadline)) is None or left > 0:
-            try:
-                poll = select.poll()
-                waiting = {sock.fileno(): sock for sock in self._socks}
-                for number in waiting:
-                    poll.register(number, select.POLLIN)
-                ready = poll.poll(None if left is None else 1000 * left)
-                arrived = [waiting[number].accept()[0] for number, _ in ready]
-            except (OSError, ValueError) as error:
-                raise ChannelClosed("the listener was closed") from error
-            admitted = [channel for sock in arrived if (channel := self._admit(sock))]
-            for channel in admitted[1:]:
+        deadline = time.monotonic() + timeout
+        while (left := deadline - time.monotonic()) > 0:
+            admitted = [
+                channel for sock in self.arrivals(left) if (channel := self.admit(sock)) is not None
+            ]
+            for channel in admitted[1:]:  # there is one head
                 channel.close()
             if admitted:
                 return admitted[0]
         raise ChannelClosed(f"the head did not connect within {timeout:g} s")
 
-    def _admit(self, sock: socket.socket) -> Channel | None:
+    def arrivals(self, timeout: float | None) -> list[socket.socket]:
+        """Return those who knock, or nobody if none does in time.
+
+        Raises
+        ------
+        ChannelClosed
+            If the listener was closed.
+        """
+        poll = select.poll()
+        try:
+            waiting = {sock.fileno(): sock for sock in self._socks}
+            for number in waiting:
+                poll.register(number, select.POLLIN)
+            ready = poll.poll(None if timeout is None else 1000 * timeout)
+            return [waiting[number].accept()[0] for number, _ in ready]
+        except (OSError, ValueError) as error:
+            raise ChannelClosed("the listener was closed") from error
+
+    def admit(self, sock: socket.socket) -> Channel | None:
+        """Return the channel of one who knows the token; a stranger's connection is closed."""
         try:
             sock.settimeout(_HANDSHAKE_SECONDS)
             known = not _is_local(sock) or _peer_is_me(sock)
@@ -122,14 +137,11 @@ class Listener:
             sock.close()
 
 
-def _left(deadline: float | None) -> float | None:
-    return None if deadline is None else deadline - time.monotonic()
-
-
 def _read_token(sock: socket.socket) -> bytes:
-    given = b""
+    given, deadline = b"", time.monotonic() + _HANDSHAKE_SECONDS
     while len(given) < _TOKEN_BYTES and (part := sock.recv(_TOKEN_BYTES - len(given))):
         given += part
+        sock.settimeout(max(0.01, deadline - time.monotonic()))
     return given
 
 

@@ -42,6 +42,7 @@ class Serving:
         self._send = send
         self._distribution = Distribution() if relays else None
         self._shelved: dict[str, int] = {}  # the version that each worker has, and all shards on it
+        self._relayed: set[int] = set()  # shards that are getting weights from a worker
 
     def pull(self, link: Link, whole: bool = False) -> None:
         """Answer a shard that asks: for all of them, if it did not get what it was promised."""
@@ -49,6 +50,7 @@ class Serving:
         if self._distribution is None:
             self._answer(link, weights, whole)
         elif whole:
+            self._relayed.discard(link.index)
             self._answer(link, weights, whole=True)
             self._carry_out(self._distribution.failed, link.index, weights)
         elif self._is_shelved(link, weights):
@@ -64,6 +66,11 @@ class Serving:
         """Note that weights have reached a shard."""
         if self._distribution is not None:
             distribution = self._distribution
+            self._shelved[link.worker] = version
+            if link.index in self._relayed:
+                self._relayed.discard(link.index)
+                with self._tally.lock:
+                    self._tally.relayed_bytes += self._publisher.newest.buffer.nbytes
 
             def held(shard: int, newest: int) -> list[Order]:
                 return distribution.held(shard, version, newest)
@@ -73,6 +80,7 @@ class Serving:
     def parted(self, link: Link) -> None:
         """Forget a shard that is lost or moves."""
         self._shelved.pop(link.worker, None)  # its process may have ended
+        self._relayed.discard(link.index)
         if self._distribution is not None:
             self._carry_out(self._distribution.gone, link.index, self._newest())
 
@@ -106,11 +114,12 @@ class Serving:
         shelved = not whole and self._is_shelved(link, weights)
         with self._tally.lock:
             self._publisher.in_use[link.index] = weights.version
-            if relay is not None:
-                self._tally.relayed_bytes += weights.buffer.nbytes
-            elif not shelved:
+            if relay is None and not shelved:
                 self._tally.weight_bytes += weights.buffer.nbytes
-        self._shelved[link.worker] = weights.version
+        if relay is None:
+            self._shelved[link.worker] = weights.version
+        else:
+            self._relayed.add(link.index)
         source = ON_SHELF if shelved else relay and tuple(relay)
         blob = dumps((weights.version, weights.digest, source))
         self._send(link, Frame.WEIGHTS, blob, [] if source else [weights.buffer])

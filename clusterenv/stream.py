@@ -74,6 +74,13 @@ class StreamSpec:
     """Whether weights go from worker to worker too."""
 
 
+class Note(NamedTuple):
+    """A frame without a body, on its way to the head."""
+
+    kind: Frame
+    blob: bytes
+
+
 class Announcement(NamedTuple):
     """What the head says of a new version: everything but the weights."""
 
@@ -123,7 +130,8 @@ class PolicyClient:
         """Note that a version arrived and acts from now on."""
         self.version = version
         self.pulls += 1
-        self.wanted = None
+        if self.wanted is not None and version >= self.wanted:
+            self.wanted = None
 
 
 class Stream:
@@ -156,7 +164,8 @@ class Stream:
             spec.env_faults,
         )
         self._tickets: queue.SimpleQueue[Ticket] = queue.SimpleQueue()
-        self._outbox: queue.SimpleQueue[tuple[Fragment, FragmentMeta] | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[tuple[Fragment, FragmentMeta] | Note | None]
+        self._outbox = queue.SimpleQueue()
         self.shelf = shelf_of(fleet)
         self._fetch = fetch
         self._changed = threading.Condition()
@@ -167,7 +176,6 @@ class Stream:
     def run(self, channel: Channel) -> None:
         """Collect until the head closes the channel."""
         self._channel = channel
-        self._send_lock = threading.Lock()
         helpers = [
             threading.Thread(target=target, name=f"clusterenv-{name}-{self._first}", daemon=True)
             for name, target in (("reader", self._read), ("sender", self._send))
@@ -177,7 +185,7 @@ class Stream:
         try:
             while (fresh := self._tickets.get()) is not None:
                 if fresh == "drain":  # every ticket before it was good for a fragment
-                    self._hand_over(helpers)
+                    self._hand_over()
                     break
                 self._synchronize(wait=fresh)
                 self._busy = True
@@ -190,21 +198,18 @@ class Stream:
             pass
         except Exception as error:
             if not self._closed:
-                with self._send_lock:
-                    channel.send(Frame.FAILED, dumps(failure_of(error, self._first, "collect")))
-                self._tickets.get()  # until the head has read it and closes
+                self._tell(Frame.FAILED, failure_of(error, self._first, "collect"))
+                while self._tickets.get() is not None:  # until the head has read it and closes
+                    pass
         finally:
             self._outbox.put(None)
             channel.close()
             for helper in helpers:
                 helper.join()
 
-    def _hand_over(self, helpers: list[threading.Thread]) -> None:
+    def _hand_over(self) -> None:
         """Deliver all that is finished, say so, and wait until the head closes."""
-        self._outbox.put(None)
-        helpers[1].join()
-        with self._send_lock:
-            self._channel.send(Frame.DRAINED, dumps(self._loop.waiting_rows))
+        self._tell(Frame.DRAINED, self._loop.waiting_rows)
         while self._tickets.get() is not None:
             pass
 
@@ -218,19 +223,33 @@ class Stream:
         return self._acting()
 
     def _synchronize(self, wait: bool) -> None:
-        """Ask for weights if the rule says so, load what has arrived."""
+        """Load what has arrived, ask for weights if the rule says so, and perhaps wait for them."""
+        self._load()
         if self._client.decide():
-            with self._send_lock:
-                self._channel.send(Frame.PULL, dumps(False))
+            self._tell(Frame.PULL, False)
+        while wait and self._client.wanted is not None:
+            with self._changed:
+                while self._arrived is None:
+                    if self._closed:
+                        raise Interrupted
+                    self._changed.wait()
+            self._load()
+
+    def _load(self) -> None:
+        """Act with what has arrived."""
         with self._changed:
-            while wait and self._client.wanted is not None and self._arrived is None:
-                if self._closed:
-                    raise Interrupted
-                self._changed.wait()
             weights, self._arrived = self._arrived, None
         if weights is not None:
             load(self._policy, self._manifest, weights)
             self._client.pulled(weights.version)
+
+    def _tell(self, kind: Frame, what: Any) -> None:
+        """Say something to the head, after what was said before.
+
+        Only the sender's thread writes: a reader that waited until the head reads, while the head
+        waits until this reader does, would wait forever.
+        """
+        self._outbox.put(Note(kind, dumps(what)))
 
     def _meta(self, fragment: Fragment, newest: int, divergence: float | None) -> FragmentMeta:
         return FragmentMeta(
@@ -249,10 +268,12 @@ class Stream:
     def _send(self) -> None:
         try:
             while (item := self._outbox.get()) is not None:
+                if isinstance(item, Note):
+                    self._channel.send(item.kind, item.blob)
+                    continue
                 fragment, meta = item
                 body = body_of(fragment, meta.parts)
-                with self._send_lock:
-                    self._channel.send(Frame.FRAGMENT, dumps(tuple(meta)), body)
+                self._channel.send(Frame.FRAGMENT, dumps(tuple(meta)), body)
                 self._loop.recycle(fragment)
         except ChannelClosed:
             self._stop()
@@ -271,8 +292,7 @@ class Stream:
                 elif header.kind == Frame.DRAIN:
                     self._tickets.put("drain")
                 elif header.kind == Frame.PING:
-                    with self._send_lock:
-                        self._channel.send(Frame.PONG, dumps((self._loop.steps, self._busy)))
+                    self._tell(Frame.PONG, (self._loop.steps, self._busy))
         except ChannelClosed:
             self._stop()
 
@@ -313,21 +333,17 @@ class Stream:
 
         A worker that did not get any goes on with what it has meanwhile.
         """
-        try:
-            if here and weights is not None:
-                self.shelf.put(weights)
-            with self._send_lock:
-                if weights is None:
-                    self._channel.send(Frame.PULL, dumps(True))
-                elif here and self._fetch is not None:
-                    self._channel.send(Frame.HELD, dumps(weights.version))
-        except ChannelClosed:
-            self._stop()
+        if weights is None:
+            self._tell(Frame.PULL, True)
             return
-        if weights is not None:
-            with self._changed:
+        if here:
+            self.shelf.put(weights)
+            if self._fetch is not None:
+                self._tell(Frame.HELD, weights.version)
+        with self._changed:
+            if self._arrived is None or weights.version >= self._arrived.version:
                 self._arrived = weights
-                self._changed.notify()
+            self._changed.notify()
 
     def _stop(self) -> None:
         self._closed = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -79,6 +80,24 @@ def test_a_body_of_unexpected_size_is_refused(ends: tuple[Channel, Channel]) -> 
     head.send(1, b"", [np.zeros(4)])
     with pytest.raises(ChannelClosed, match="expected a body of 16 bytes, got one of 32"):
         shard.recv_body(shard.recv_header(), [np.zeros(2)])
+
+
+def test_a_process_of_this_machine_that_does_not_read_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("clusterenv.channel._SEND_SECONDS", 1.0)
+    ours, theirs = map(Channel, socket.socketpair())
+    began = time.monotonic()
+    with pytest.raises(ChannelClosed, match="broke while sending"):
+        ours.send(1, b"", [np.zeros(50_000_000, np.uint8)])
+    assert 0.5 < time.monotonic() - began < 10
+    header = theirs.recv_header()
+    with pytest.raises(ChannelClosed):  # and not what is sent next, taken for the rest
+        theirs.recv_body(header, [np.empty(header.body, np.uint8)])
+    with pytest.raises(ChannelClosed):
+        ours.send(2)
+    ours.close()
+    theirs.close()
 
 
 def test_the_other_end_closing_is_noticed_at_once(ends: tuple[Channel, Channel]) -> None:

@@ -60,15 +60,24 @@ def test_weights_are_handed_on(relay: tuple[Endpoint, Any], shelf: Shelf) -> Non
     found = [fetch(endpoint, 4, SIZE, context, 10) for _ in range(3)]
     assert all(each.version == 4 and each.digest == weights(4).digest for each in found)
     shelf.put(weights(5))
-    assert fetch(endpoint, 4, SIZE, context, 10).version == 5  # newer ones are as good
+    with pytest.raises(ChannelClosed, match="it has version 5, not 4"):
+        fetch(endpoint, 4, SIZE, context, 10)
 
 
-def test_weights_that_are_on_their_way_are_waited_for(shelf: Shelf) -> None:
+def test_one_that_has_no_weights_yet_sends_one_elsewhere(shelf: Shelf) -> None:
     relay = Relay(shelf, Listener("127.0.0.1"))
-    timer = threading.Timer(0.3, shelf.put, [weights(2)])
-    timer.start()
-    assert fetch(relay.endpoint, 2, SIZE, None, 10).version == 2
-    timer.join()
+    with pytest.raises(ChannelClosed):
+        fetch(relay.endpoint, 2, SIZE, None, 10)
+    relay.close()
+
+
+def test_a_stranger_who_says_nothing_keeps_nobody_waiting(shelf: Shelf) -> None:
+    shelf.put(weights(1))
+    relay = Relay(shelf, Listener("127.0.0.1", local=False))
+    with socket.create_connection(("127.0.0.1", relay.endpoint.port)):
+        began = time.monotonic()
+        assert fetch(relay.endpoint, 1, SIZE, None, 10).version == 1
+        assert time.monotonic() - began < 3
     relay.close()
 
 

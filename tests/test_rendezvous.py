@@ -130,7 +130,7 @@ def test_another_user_is_turned_away_even_with_the_token(meeting: Meeting) -> No
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_a_name_that_another_user_took_is_not_trusted() -> None:
     listener = Listener("127.0.0.1", local=False)
-    name = "clusterenv-taken"
+    name = f"clusterenv-taken-{os.getpid()}"
     taker = subprocess.Popen(
         [
             sys.executable,

@@ -216,3 +216,18 @@ def test_two_shards_in_one_process_pull_once() -> None:
         after = collector.stats()
         assert after.pulls - before.pulls == 6
         assert after.weight_bytes - before.weight_bytes == 3 * nbytes
+
+
+def test_a_shard_that_comes_back_between_two_rollouts_acts_with_the_newest_version(
+    fragile: Client,
+) -> None:
+    with collecting(fragile) as collector:
+        collector.rollout()
+        for version in (1, 2):
+            assert collector.publish(policy()) == version
+            collector.rollout()
+        os.kill(pids(fragile)[0], signal.SIGKILL)
+        assert wait_until(lambda: collector.stats().restarts == 1, seconds=30)
+        for version in (3, 4, 5):
+            assert collector.publish(policy()) == version
+            assert [batch.policy_version for batch in collector.rollout()] == [version] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import Any
 
@@ -29,13 +30,16 @@ class Trust:
 
 
 def trust(env: Any) -> Trust:
-    """Give an environment a copy of its action space that answers by a :class:`Trust`."""
-    space = env.unwrapped.action_space
-    answer = Trust(space)
-    trusting = copy.copy(space)
-    trusting.contains = answer
-    try:
-        env.unwrapped.action_space = trusting
-    except AttributeError:  # a property: then it looks for itself
-        pass
+    """Give an environment a copy of its action space that answers by a :class:`Trust`.
+
+    If a wrapper has another space, what is in that one was checked, and the environment within
+    looks for itself; so does one whose space cannot be replaced.
+    """
+    answer = Trust(env.action_space)
+    inner = env.unwrapped
+    if getattr(inner, "action_space", None) == env.action_space:
+        trusting = copy.copy(inner.action_space)
+        trusting.contains = answer
+        with contextlib.suppress(AttributeError):  # a property
+            inner.action_space = trusting
     return answer

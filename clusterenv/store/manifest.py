@@ -89,9 +89,11 @@ def read_manifest(directory: Path) -> Manifest:
         envelope = json.loads(raw)
         text, crc, version = envelope["manifest"], envelope["crc32"], envelope["format"]
         if version != FORMAT:
+            newer = isinstance(version, int) and version > FORMAT
             raise StoreUnreadable(
-                f"{path} has format {version}, and this version of ClusterEnv reads {FORMAT}; "
-                "install the version that wrote it: pip install --upgrade clusterenv"
+                f"{path} has format {version}, and this version of ClusterEnv reads {FORMAT}; it "
+                f"was written by {'a newer' if newer else 'an older'} one, which reads it"
+                f"{': pip install --upgrade clusterenv' if newer else ''}"
             )
         if zlib.crc32(text.encode()) != crc:
             raise StoreDamaged(damaged_manifest(directory))

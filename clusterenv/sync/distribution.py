@@ -41,8 +41,9 @@ class Distribution:
         self._waiting: deque[int] = deque()
 
     def ask(self, shard: int, newest: int) -> list[Order]:
-        """Note that a shard wants the newest version."""
-        if shard not in self._waiting and shard not in self._serving:
+        """Note that a shard wants the newest version; what it was getting, it has."""
+        self._serving.pop(shard, None)
+        if shard not in self._waiting:
             self._waiting.append(shard)
         return self._assign(newest)
 

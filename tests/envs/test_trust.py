@@ -55,6 +55,31 @@ def test_an_environment_that_trusts_can_be_copied_and_pickled() -> None:
         assert other.step(np.int64(9))[-1]["allowed"] == [False, False, True]
 
 
+class Wider(gym.ActionWrapper[int, int, int]):
+    """Has a space of its own, and passes on what is in it."""
+
+    action_space = Discrete(12)
+
+    def action(self, action: int) -> int:
+        return action
+
+
+class Spaceless(Asking):
+    """Has no space of its own."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "action_space":
+            raise AttributeError(name)
+        return super().__getattribute__(name)
+
+
+def test_what_a_wrappers_space_contains_is_not_in_the_environments() -> None:
+    env = Wider(Asking())
+    trust(env).checked = outside = np.int64(9)
+    assert env.step(outside)[-1]["allowed"] == [False, False, True]
+    trust(Wider(Spaceless()))  # that it does not raise is all
+
+
 @pytest.mark.parametrize("action", [1, 9])
 def test_a_space_that_cannot_be_replaced_looks_for_itself(action: int) -> None:
     env = Property()
