@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from clusterenv.channel import dumps
@@ -65,16 +66,12 @@ class Serving:
     def held(self, link: Link, version: int) -> None:
         """Note that weights have reached a shard."""
         if self._distribution is not None:
-            distribution = self._distribution
             self._shelved[link.worker] = version
             if link.index in self._relayed:
                 self._relayed.discard(link.index)
                 with self._tally.lock:
                     self._tally.relayed_bytes += self._publisher.newest.buffer.nbytes
-
-            def held(shard: int, newest: int) -> list[Order]:
-                return distribution.held(shard, version, newest)
-
+            held = partial(self._distribution.held, version=version)
             self._carry_out(held, link.index, self._newest())
 
     def parted(self, link: Link) -> None:

@@ -30,7 +30,7 @@ class Distribution:
     >>> distribution = Distribution()
     >>> distribution.ask(0, newest=1), distribution.ask(1, newest=1)
     ([Order(shard=0, source=-1)], [])
-    >>> distribution.held(0, version=1, newest=1)
+    >>> distribution.held(0, newest=1, version=1)
     [Order(shard=1, source=0)]
     """
 
@@ -47,7 +47,7 @@ class Distribution:
             self._waiting.append(shard)
         return self._assign(newest)
 
-    def held(self, shard: int, version: int, newest: int) -> list[Order]:
+    def held(self, shard: int, newest: int, version: int) -> list[Order]:
         """Note that a version has reached a shard."""
         self._serving.pop(shard, None)
         if version == self._version:

@@ -112,9 +112,9 @@ def test_whatever_happens_everybody_who_asks_is_served(seed: int) -> None:
                 take([order for order in orders if order.shard != shard])
                 version = newest
             wants.discard(shard)
-            take(distribution.held(shard, version, newest))
+            take(distribution.held(shard, newest, version))
     while getting:
         shard, (_, version) = getting.popitem()
         wants.discard(shard)
-        take(distribution.held(shard, version, newest))
+        take(distribution.held(shard, newest, version))
     assert not wants
