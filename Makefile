@@ -65,7 +65,7 @@ bench-peers: .venv/dev  ## measure the peers beside ours, each in an environment
 .venv-peers/replay/installed: benchmarks/peers/requirements/replay.txt pyproject.toml
 	$(PYTHON) -m venv .venv-peers/replay
 	.venv-peers/replay/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	.venv-peers/replay/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --requirement $<
+	.venv-peers/replay/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .[fast] --requirement $<
 	@touch $@
 
 bench-replay: .venv-peers/replay/installed  ## measure the replay store beside other replay buffers

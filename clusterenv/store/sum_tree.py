@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import logging
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
+
+from clusterenv.store.tree_level import FAN, SHIFT, Floats, Ints, Level, running_sums
 
 __all__ = ["SumTree"]
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-_FAN = 16  # children of a node: two cache lines
-_SHIFT = 4
+logger = logging.getLogger("clusterenv")
 _TOP = 2048  # nodes at the top; these are added up at each draw that follows a change
 
 
@@ -24,6 +25,13 @@ class SumTree:
     them finds the child to go to. All sums are exact functions of the leaves: nothing
     accumulates rounding errors, and setting one leaf twice in a call does no harm.
 
+    Parameters
+    ----------
+    size
+        Leaves.
+    level
+        What does the work of a level; by default the compiled one if Numba is installed.
+
     Examples
     --------
     >>> tree = SumTree(4)
@@ -32,14 +40,14 @@ class SumTree:
     (4.0, [0, 3, 3])
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, level: type[Level] | None = None) -> None:
         depth, top = _shape(size)
-        self.leaves: Floats = np.zeros(top << (_SHIFT * depth))
+        self.leaves: Floats = np.zeros(top << (SHIFT * depth))
         """The priorities; the end may be padding."""
-        self._levels: list[_Level] = []
+        self._levels: list[Level] = []
         below = self.leaves
         for _ in range(depth):
-            self._levels.append(_Level(below))
+            self._levels.append((level or _level_kind())(below))
             below = self._levels[-1].sums
         self._top = below
         self._running: Floats = np.zeros(top + 1)
@@ -50,7 +58,7 @@ class SumTree:
     def bytes_needed(size: int) -> int:
         """Return the bytes of a tree with so many leaves."""
         depth, top = _shape(size)
-        numbers = sum(top << (_SHIFT * level) for level in range(depth + 1))
+        numbers = sum(top << (SHIFT * level) for level in range(depth + 1))
         return 8 * (2 * numbers + 1)  # each number, and the running sum before it
 
     @property
@@ -69,7 +77,7 @@ class SumTree:
         self._changed = True
         self.leaves[at] = values
         for level in self._levels:
-            at = at >> _SHIFT
+            at = at >> SHIFT
             level.add_up(at)
 
     def put_range(
@@ -83,7 +91,7 @@ class SumTree:
             return
         self._changed = True
         for level in self._levels:
-            start, end = start >> _SHIFT, -(-end // _FAN)
+            start, end = start >> SHIFT, -(-end // FAN)
             level.add_up_range(start, end)
 
     def find(self, sums: Floats) -> Ints:
@@ -93,60 +101,33 @@ class SumTree:
         if not self._levels:
             return at
         rest = sums - running.take(at)
-        each = np.arange(0, _FAN * len(sums), _FAN)
         for level in reversed(self._levels):
-            before = level.before.take(at, axis=0)
-            # One less than the first child that begins beyond the rest. If none does, argmin
-            # is 0, and the last child is meant.
-            child = (before <= rest[:, None]).argmin(1)
-            child -= 1
-            child &= _FAN - 1
-            at <<= _SHIFT
-            at += child
-            if level is not self._levels[0]:
-                child += each
-                rest -= before.reshape(-1).take(child)
+            level.descend(at, rest)
         return at
 
     def _running_sums(self) -> Floats:
         if self._changed:
-            _add_up(self._top, self._running[1:])
+            running_sums(self._top, self._running[1:])
             self._changed = False
         return self._running
 
 
-class _Level:
-    """Nodes that each have sixteen numbers of the level below."""
-
-    def __init__(self, below: Floats) -> None:
-        self._children = below.reshape(-1, _FAN)
-        self.sums: Floats = np.zeros(len(self._children))
-        self.before: Floats = np.zeros(self._children.shape)
-        """What the children before each child sum up to."""
-
-    def add_up(self, at: Ints) -> None:
-        """Add up the children of some nodes."""
-        children = self._children.take(at, axis=0)
-        before = np.zeros(children.shape)
-        _add_up(children[:, :-1], before[:, 1:])
-        self.sums[at] = before[:, -1] + children[:, -1]
-        self.before[at] = before
-
-    def add_up_range(self, start: int, end: int) -> None:
-        """Add up the children of neighbouring nodes."""
-        children, before = self._children[start:end], self.before[start:end]
-        _add_up(children[:, :-1], before[:, 1:])
-        np.add(before[:, -1], children[:, -1], out=self.sums[start:end])
-
-
-def _add_up(numbers: Floats, running: Floats) -> None:
-    """Write the running sums of the last axis; torch takes a fifth of NumPy's time."""
-    torch.cumsum(torch.from_numpy(numbers), -1, out=torch.from_numpy(running))
+@functools.cache
+def _level_kind() -> type[Level]:
+    """Return the compiled level if Numba is there, and of a version that fits NumPy's."""
+    if importlib.util.find_spec("numba") is None:
+        return Level
+    try:
+        from clusterenv.store.compiled_level import CompiledLevel
+    except ImportError as error:
+        logger.warning("Priorities go without Numba, which cannot be imported: %s", error)
+        return Level
+    return CompiledLevel
 
 
 def _shape(size: int) -> tuple[int, int]:
     """Return how many levels there are below the top, and the nodes of the top."""
     depth = 0
-    while size > _TOP << (_SHIFT * depth):
+    while size > _TOP << (SHIFT * depth):
         depth += 1
-    return depth, -(-size // (1 << (_SHIFT * depth)))
+    return depth, -(-size // (1 << (SHIFT * depth)))

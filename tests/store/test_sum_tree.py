@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import sys
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
+from clusterenv.store import sum_tree
+from clusterenv.store.compiled_level import CompiledLevel
 from clusterenv.store.sum_tree import SumTree
+from clusterenv.store.tree_level import Level
+
+both = pytest.mark.parametrize("level", [Level, CompiledLevel])
 
 
 def found_in(leaves: list[float], number: float) -> int:
@@ -18,10 +25,11 @@ def found_in(leaves: list[float], number: float) -> int:
     return len(leaves) - 1
 
 
+@both
 @pytest.mark.parametrize("size", [1, 2, 5, 1023, 1024, 1025, 3000, 70_001])
-def test_numbers_are_found_where_the_running_sum_passes_them(size: int) -> None:
+def test_numbers_are_found_where_the_running_sum_passes_them(size: int, level: type[Level]) -> None:
     rng = np.random.default_rng(size)
-    tree, leaves = SumTree(size), [0.0] * size
+    tree, leaves = SumTree(size, level), [0.0] * size
     for _ in range(5):
         at = rng.integers(0, size, 40)
         values = rng.integers(0, 8, 40).astype(np.float64)  # sums of these are exact
@@ -41,16 +49,18 @@ def test_numbers_are_found_where_the_running_sum_passes_them(size: int) -> None:
     assert tree.find(numbers).tolist() == [found_in(leaves, number) for number in numbers]
 
 
-def test_a_leaf_given_twice_has_the_later_value() -> None:
-    tree = SumTree(3000)
+@both
+def test_a_leaf_given_twice_has_the_later_value(level: type[Level]) -> None:
+    tree = SumTree(3000, level)
     tree.put(np.array([7, 7, 2999, 7]), np.array([5.0, 6.0, 1.0, 2.0]))
     assert tree.total == 3.0
     assert tree.leaves[7] == 2.0
 
 
-def test_sums_do_not_drift_however_often_leaves_change() -> None:
+@both
+def test_sums_do_not_drift_however_often_leaves_change(level: type[Level]) -> None:
     rng = np.random.default_rng(0)
-    tree = SumTree(5000)
+    tree = SumTree(5000, level)
     for _ in range(300):
         tree.put(rng.integers(0, 5000, 64), rng.random(64) * 10.0 ** rng.integers(-12, 12))
     tree.put_range(0, 5000, 0.0)
@@ -60,9 +70,49 @@ def test_sums_do_not_drift_however_often_leaves_change() -> None:
     assert tree.find(np.array([0.1])).tolist() == [4321]
 
 
-def test_an_empty_range_changes_nothing() -> None:
-    tree = SumTree(5000)
+@both
+def test_an_empty_range_changes_nothing(level: type[Level]) -> None:
+    tree = SumTree(5000, level)
     tree.put_range(3, 4000, 1.0)
     tree.put_range(10, 10, 7.0)
     tree.put(np.empty(0, np.int64), np.empty(0))
     assert tree.total == 3997
+
+
+def test_compiled_loops_give_the_same_to_the_last_bit() -> None:
+    rng = np.random.default_rng(3)
+    plain, compiled = SumTree(40_000, Level), SumTree(40_000, CompiledLevel)
+    for _ in range(50):
+        at, values = rng.integers(0, 40_000, 256), rng.random(256) ** 8
+        start, end = sorted(rng.integers(0, 40_000, 2).tolist())
+        for tree in (plain, compiled):
+            tree.put_range(start, end, 0.1, zeros=min(7, 40_000 - end))
+            tree.put(at, values)
+        assert plain.total == compiled.total
+        sums = rng.random(256) * plain.total
+        assert plain.find(sums).tolist() == compiled.find(sums).tolist()
+
+
+@pytest.fixture
+def anew() -> Iterator[None]:
+    """Let the kind of level be chosen anew, here and afterwards."""
+    sum_tree._level_kind.cache_clear()
+    yield
+    sum_tree._level_kind.cache_clear()
+
+
+@pytest.mark.usefixtures("anew")
+def test_numba_is_used_where_it_is_and_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sum_tree._level_kind() is CompiledLevel
+    sum_tree._level_kind.cache_clear()
+    monkeypatch.setitem(sys.modules, "numba", None)  # as if it were not installed
+    assert sum_tree._level_kind() is Level
+
+
+@pytest.mark.usefixtures("anew")
+def test_a_numba_that_does_not_fit_is_named_and_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "clusterenv.store.compiled_level", None)
+    assert sum_tree._level_kind() is Level
+    assert "without Numba" in caplog.text
