@@ -344,7 +344,7 @@ class EnvLoop:
 
     def _broken(self, guard: Guard, slot: Slot) -> EnvRaised:
         row, cause = next(iter(guard.faults(slot).items()))
-        fault = EnvRaised(row, "step")
+        fault = EnvRaised(row % self._n, "step")
         fault.__cause__ = cause
         return fault
 
@@ -359,21 +359,14 @@ class EnvLoop:
             self._ring = list(self._steps(record, obs, range(recorder.rows)))
         left = [recorder.forget()] if fresh else []
         for span in recorder.spans(all_envs=fresh):
-            for t, current, slot in self._ring[span.start : span.stop]:
-                for name, held in self._state.items():
-                    values = held.numpy()
-                    _room(record, f"state.{name}", values, recorder.rows)[t] = values
-                action = self._act(self._obs.nest(current), record, t, recorder.rows)
-                recorder.versions[t] = self._acting.version
-                infos = self._engine.step([action], slot, None)
-                if infos:
-                    self._mask.note(infos)
-                if self._guard is not None and not self._guard.passes(slot):
-                    raise self._broken(self._guard, slot)
-                if self._state or self._masked:  # what acted in a dead step has not happened
-                    ended = (slot.terminated | slot.truncated) & ~self._dead
-                    self._begin(self._dead | ended)
-                    self._dead = ended
+            t = span.start
+            try:
+                for t, current, slot in self._ring[span.start : span.stop]:
+                    self._record(recorder, t, current, slot)
+            except PolicyFault:
+                self._check_given(record, range(span.start, t))  # is it the environments' fault?
+                raise
+            self._check_given(record, span)
             if span.stop == recorder.rows:  # the ring begins anew
                 for column in obs:
                     column[0] = column[-1]
@@ -412,6 +405,36 @@ class EnvLoop:
             sum(len(each.step) for each in left),
             block=block,
         )
+
+    def _record(self, recorder: Recorder, t: int, current: Sequence[Tensor], slot: Slot) -> None:
+        """Make one step, and record it in time row ``t``."""
+        for name, held in self._state.items():
+            values = held.numpy()
+            _room(recorder.columns, f"state.{name}", values, recorder.rows)[t] = values
+        action = self._act(self._obs.nest(current), recorder.columns, t, recorder.rows)
+        recorder.versions[t] = self._acting.version
+        infos = self._engine.step([action], slot, None)
+        if infos:
+            self._mask.note(infos)
+        if self._state or self._masked:  # what acted in a dead step has not happened
+            ended = (slot.terminated | slot.truncated) & ~self._dead
+            self._begin(self._dead | ended)
+            self._dead = ended
+
+    def _check_given(self, record: dict[str, Column], span: range) -> None:
+        """Raise if an environment broke its space in these time rows.
+
+        One look at many steps takes a hundredth of the time of a look at each.
+        """
+        if self._guard is None:
+            return
+        after = slice(span.start + 1, span.stop + 1)
+        obs = [record[name][after] for name in self._obs_names]
+        given = [record[name][span.start : span.stop] for name in _GIVEN]
+        obs, given = ([c.reshape(-1, *c.shape[2:]) for c in part] for part in (obs, given))
+        slot = Slot(obs, *given)
+        if not self._guard.passes(slot):
+            raise self._broken(self._guard, slot)
 
     # What both share
 

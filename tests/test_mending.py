@@ -214,9 +214,25 @@ def test_a_budget_ends_it_with_all_that_is_needed_to_repeat_it() -> None:
         loop_of({1: {2: "raise"}}, rule=EnvFaults(0))()
 
 
-def test_engines_that_cannot_rebuild_one_say_which_is_broken() -> None:
+class Indifferent(Policy):
+    """Acts on whatever it is given."""
+
+    def act(self, obs: Tensor, context: Context) -> Decision:
+        return Decision(torch.ones(len(obs), dtype=torch.int64))
+
+
+class Strict(Indifferent):
+    """Raises on what is not finite."""
+
+    def act(self, obs: Tensor, context: Context) -> Decision:
+        if not obs.isfinite().all():
+            raise ValueError("the observation is not finite")
+        return super().act(obs, context)
+
+
+@pytest.mark.parametrize("policy", [Indifferent(), Strict()])
+def test_engines_that_cannot_rebuild_one_say_which_is_broken(policy: Policy) -> None:
     engine = build(Recipe(gym.spec("CartPole-v1"), engine="native"), 0, 4)
-    policy = clusterenv.policies.Categorical(torch.nn.Linear(4, 2))
     loop = EnvLoop(engine, policy, 0, 8, [1, 2, 3, 4], EnvFaults())
     loop.fragment(Acting(0, {}))
     engine._env.unwrapped.state[:, 2] = np.nan  # type: ignore[attr-defined]

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from clusterenv.envs.base import EnvDescription, EnvRaised, Infos, Recipe, Slot
@@ -41,6 +42,9 @@ class EnvPoolEngine:
         self._kwargs = {"num_threads": 1, **recipe.kwargs}
         self._pool = self._make(None)
         self._space = self._pool.observation_space
+        if isinstance(self._pool.action_space, (spaces.Dict, spaces.Tuple)):
+            self._pool.close()
+            _unsupported(f"take actions of {self._pool.action_space}")
         self.description = EnvDescription(
             observation_space=self._space,
             action_space=self._pool.action_space,
@@ -89,7 +93,7 @@ class EnvPoolEngine:
 
     def step(self, actions: Sequence[Column], slot: Slot, rows: Sequence[int] | None) -> Infos:
         try:
-            obs, reward, terminated, truncated, info = self._pool.step(self._cast(actions))
+            obs, reward, terminated, truncated, info = self._pool.step(actions[0])
         except Exception as error:
             raise EnvRaised(0, "step") from error
         write_batch(slot.obs, self._space, obs)
@@ -97,11 +101,6 @@ class EnvPoolEngine:
         slot.terminated[:] = terminated
         slot.truncated[:] = truncated
         return _plain(info)
-
-    def _cast(self, actions: Sequence[Column]) -> Any:
-        if len(actions) != 1:
-            _unsupported("take Dict or Tuple actions")
-        return actions[0].astype(self._pool.action_space.dtype, copy=False)
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         value = getattr(self._pool, name)
@@ -128,8 +127,8 @@ def _import() -> Any:
 
 
 def _plain(info: dict[str, Any]) -> VectorInfo:
-    # `env_id` numbers the environments of this pool alone; ClusterEnv says which they are.
-    return VectorInfo({key: value for key, value in info.items() if key != "env_id"})
+    info.pop("env_id", None)  # within this pool; ClusterEnv says which they are
+    return VectorInfo(info)
 
 
 def _unsupported(what: str) -> NoReturn:
