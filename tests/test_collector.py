@@ -430,6 +430,14 @@ def test_an_environment_that_raises_is_named(client: Client) -> None:
     assert collector.closed
 
 
+def test_a_forgotten_collector_is_closed_when_it_is_collected(
+    client: Client, leaves_nothing: None
+) -> None:
+    collector = cartpole(client)
+    assert next(iter(collector)).num_rows
+    del collector  # `leaves_nothing` looks for what is left on the workers
+
+
 def test_iterating_a_closed_collector(client: Client) -> None:
     collector = cartpole(client)
     collector.close()

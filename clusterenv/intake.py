@@ -1,0 +1,342 @@
+"""What runs beside whoever reads batches: shards are heard, answered, and looked after."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from clusterenv import config
+from clusterenv.batch import Batch
+from clusterenv.channel import Header, dumps
+from clusterenv.errors import ChannelClosed, ConfigError, EnvError, PolicyError, WorkerLost
+from clusterenv.fleet import Fleet, Link, env_error
+from clusterenv.fragment import Cut
+from clusterenv.frames import Frame
+from clusterenv.serving import Serving
+from clusterenv.stats import Stats, Tally
+from clusterenv.supervision import Restarts
+from clusterenv.supervisor import Supervisor
+from clusterenv.sync.publisher import Publisher
+from clusterenv.telemetry import Telemetry
+from clusterenv.wire import FragmentMeta, Parts, receive
+
+__all__ = ["Intake"]
+
+logger = logging.getLogger("clusterenv")
+
+_WATCH_SECONDS = 0.5
+
+
+class Intake:
+    """Takes in the fragments of all shards, in a thread of its own, and gives them tickets.
+
+    Shards that are lost, silent or drained leave it; the supervisor hands them back when they
+    have been placed again.
+
+    Parameters
+    ----------
+    fleet
+        The shards.
+    publisher, tally
+        Which weights are the newest, and what is counted.
+    telemetry
+        Is told now and then how it goes.
+    credits
+        Fragments that each shard may be ahead of the reader, once it streams.
+    restarts, max_shards
+        For the supervisor.
+    relays
+        Whether workers hand weights on to each other.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        publisher: Publisher,
+        tally: Tally,
+        telemetry: Telemetry,
+        *,
+        credits: int,  # noqa: A002
+        restarts: Restarts,
+        max_shards: int,
+        relays: bool,
+    ) -> None:
+        self._fleet = fleet
+        self._publisher = publisher
+        self._tally = tally
+        self._telemetry = telemetry
+        self._credits = credits
+        self.streaming = False
+        """Whether shards run ahead by themselves."""
+        self.roster = threading.RLock()
+        """Held by whoever changes which shards there are, have tickets, and have heard what."""
+        self._closed = False
+        self._locks = [threading.Lock() for _ in fleet.links]
+        self._waiting = [0] * len(fleet.links)  # batches of each shard that were not taken yet
+        self._awaited: set[int] = set()  # shards that owe a fragment that was asked for
+        self._ending: set[int] = set()  # shards that are drained for good
+        self._ended: set[int] = set()  # those of them that have been, behind others
+        self._announced: bytes | None = None
+        self._returning: queue.SimpleQueue[Link] = queue.SimpleQueue()
+        self._received: queue.SimpleQueue[Batch | BaseException] = queue.SimpleQueue()
+        self._woken, self._waker = socket.socketpair()
+        self._looked = time.monotonic()
+        self._deadlines = config.seconds("timeout.silence"), config.seconds("timeout.step")
+        self._serving = Serving(fleet, publisher, tally, self._send, relays=relays)
+        self.supervisor = Supervisor(
+            fleet, restarts, max_shards, self._back, self._drain, self._received.put
+        )
+        self._thread = threading.Thread(target=self._run, name="clusterenv-intake", daemon=True)
+        self._thread.start()
+
+    # What the reader asks for
+
+    @property
+    def ready(self) -> int:
+        """Batches that can be taken without waiting."""
+        return self._received.qsize()
+
+    def stats(self) -> Stats:
+        """Return what has been done so far."""
+        with self._tally.lock:
+            return self._tally.stats(self._publisher, self.ready)
+
+    def take(self) -> Batch | BaseException:
+        """Wait for the next batch, or for the error that ends the run."""
+        item = self._received.get()
+        if isinstance(item, Batch):
+            with self.roster:
+                self._waiting[item.shard] -= 1
+        return item
+
+    def stream(self) -> None:
+        """Let all shards run ahead, from now on."""
+        with self.roster:
+            self.streaming = True
+            for link in self._fleet.links:
+                self._give_tickets(link, self._credits)
+
+    def go_on(self, shard: int) -> None:
+        """Let a shard make one fragment more, in the place of one that was taken."""
+        with self.roster:
+            if shard < len(self._fleet.links):
+                self._give_tickets(self._fleet.links[shard], 1)
+
+    def ask_all(self) -> int:
+        """Have every shard make one fragment, and return how many there will be."""
+        with self.roster:
+            staying = [link for link in self._fleet.links if link.index not in self._ending]
+            self._awaited = {link.index for link in staying}
+            for link in staying:
+                self._send(link, Frame.TICKET, dumps(True))
+        return len(staying)
+
+    def announce(self, blob: bytes) -> None:
+        """Tell all shards of a new version, and later those that come back."""
+        with self.roster:
+            self._announced = blob
+            self._tally.announced_bytes += len(blob) * len(self._fleet.links)
+            for link in self._fleet.links:
+                self._send(link, Frame.ANNOUNCE, blob)
+
+    def close(self, timeout: float) -> None:
+        """Hear nothing more, and end the shards."""
+        self._closed = True
+        self._waker.send(b"!")
+        try:
+            self.supervisor.close(timeout)
+            self._fleet.close(timeout)
+        finally:
+            if threading.current_thread() is not self._thread:
+                self._thread.join(timeout=5.0)
+            self._woken.close()
+            self._waker.close()
+
+    # The thread
+
+    def _run(self) -> None:
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._woken, selectors.EVENT_READ)
+                for link in self._fleet.links:
+                    selector.register(link.channel, selectors.EVENT_READ, link)
+                while not self._closed:
+                    self._attend(selector)
+        except Exception as error:
+            if not self._closed:
+                self._received.put(error)
+
+    def _attend(self, selector: selectors.BaseSelector) -> None:
+        """Read what has arrived, take in shards that are back, look after those that are quiet."""
+        links = [link for link in self._fleet.links if not link.lost]
+        buffered = [link for link in links if link.channel.has_buffered()]
+        ready: list[Link | None] = [*buffered]
+        if not ready:
+            ready = [key.data for key, _ in selector.select(_WATCH_SECONDS)]
+        for link in ready:
+            if link is None:
+                self._admit(selector)
+            elif not link.lost:
+                try:
+                    self._read(selector, link)
+                except (WorkerLost, EnvError, PolicyError, ConfigError) as error:
+                    self._part(selector, link, error)
+        for gone in self._fleet.gone():
+            self._part(selector, gone, self._fleet.lost(gone))
+        now = time.monotonic()
+        if now - self._looked < _WATCH_SECONDS:
+            return
+        self._looked = now
+        if self._telemetry.due(now):
+            self._telemetry.tell(now, self.stats())
+        for quiet in links:
+            if quiet.lost:
+                continue
+            fault = quiet.pulse.fault(now, *self._deadlines)
+            if fault is not None:
+                self._part(selector, quiet, WorkerLost(f"{quiet} {fault}."), end_process=True)
+            else:
+                self._send(quiet, Frame.PING, dumps(None))
+
+    def _read(self, selector: selectors.BaseSelector, link: Link) -> None:
+        try:
+            header = link.channel.try_header()
+            if header is None:
+                return
+            blob = link.channel.recv_blob(header)
+            link.pulse.heard(time.monotonic())
+            if header.kind == Frame.FRAGMENT:
+                batch = self._batch(link, header, FragmentMeta(*blob))
+                link.pulse.progress(time.monotonic())
+                with self.roster:
+                    self._awaited.discard(link.index)
+                    self._waiting[link.index] += 1
+                    self._received.put(batch)
+            elif header.kind == Frame.PULL:
+                self._serving.pull(link, whole=blob)
+            elif header.kind == Frame.HELD:
+                self._serving.held(link, blob)
+            elif header.kind == Frame.PONG:
+                link.pulse.pong(time.monotonic(), *blob)
+            elif header.kind == Frame.DRAINED:
+                self._drained(selector, link, blob)
+            elif header.kind == Frame.FAILED:
+                raise env_error(link, blob)
+        except ChannelClosed as error:
+            raise self._fleet.lost(link) from error
+
+    def _batch(self, link: Link, header: Header, meta: FragmentMeta) -> Batch:
+        columns, tails, state = receive(link.channel, header, Parts(*meta.parts))
+        tail_rows = tails.pop("")
+        cuts = [Cut(*cut) for cut in meta.cuts]
+        batch = Batch(
+            columns,
+            link.share.count,
+            tail_rows=tail_rows,
+            tail=tails,
+            state=state,
+            shard=link.index,
+            incarnation=link.incarnation,
+            policy_version=meta.version,
+            cuts=cuts,
+        )
+        for cut in cuts:
+            logger.warning("environment %d of %s was rebuilt: %s", cut.env, link, cut.reason)
+        link.delivered += batch.num_rows
+        with self._tally.lock:
+            self._tally.add(link.index, batch.num_rows, header.body, meta)
+            if self.streaming:
+                self._tally.settle()
+        return batch
+
+    def _send(self, link: Link, kind: Frame, blob: bytes, body: Sequence[Any] = ()) -> None:
+        try:
+            with self._locks[link.index]:
+                link.channel.send(kind, blob, body)
+        except ChannelClosed:
+            pass  # the thread notices it too, and knows what to do
+
+    def _give_tickets(self, link: Link, count: int) -> None:
+        """Let a shard make fragments as it likes."""
+        for _ in range(count):
+            self._send(link, Frame.TICKET, dumps(False))
+
+    # Shards that leave and come
+
+    def _part(
+        self,
+        selector: selectors.BaseSelector,
+        link: Link,
+        error: BaseException,
+        end_process: bool = False,
+    ) -> None:
+        """Hear nothing more of a shard, and have it placed again."""
+        if link.index in self._ending:
+            self._drained(selector, link, 0)
+            return
+        self._serving.parted(link)
+        selector.unregister(link.channel)
+        with self._tally.lock:
+            self._tally.lost(max(0, link.pulse.steps * link.share.count - link.delivered))
+        self.supervisor.lost(link, error, end_process)
+
+    def _drain(self, link: Link) -> None:
+        """Have a shard deliver what it has in hand and no more."""
+        with self.roster:
+            link.draining = True
+            if link.index >= self.supervisor.wanted:
+                self._ending.add(link.index)
+        self._send(link, Frame.DRAIN, dumps(None))
+
+    def _drained(self, selector: selectors.BaseSelector, link: Link, rows: int) -> None:
+        """Hear nothing more of a shard that has delivered all, and have it placed elsewhere."""
+        self._serving.parted(link)
+        selector.unregister(link.channel)
+        with self.roster:
+            with self._tally.lock:
+                self._tally.left_behind(rows)
+            ends = link.index in self._ending
+            if ends:
+                self._ended.add(link.index)
+            while (last := self._fleet.links[-1].index) in self._ended:
+                self._fleet.remove_last()
+                self._ending.discard(last)
+                self._ended.discard(last)
+                del self._publisher.in_use[last:]
+        self.supervisor.drained(link, remove=ends)
+
+    def _back(self, link: Link) -> None:
+        """Hand a shard that was placed again to the thread."""
+        self._returning.put(link)
+        self._waker.send(b"!")
+
+    def _admit(self, selector: selectors.BaseSelector) -> None:
+        """Take in a shard that was placed again: the newest policy, then tickets."""
+        self._woken.recv(64)
+        while not self._returning.empty():
+            link = self._returning.get()
+            with self.roster:
+                self._fleet.replace(link)
+                if link.index == len(self._locks):
+                    self._locks.append(threading.Lock())
+                    self._waiting.append(0)
+                if link.index == len(self._publisher.in_use):
+                    self._publisher.in_use.append(0)
+                with self._tally.lock:
+                    self._tally.began(link.index, link.incarnation, link.because)
+                if self._announced is not None:
+                    self._serving.give(link)
+                    self._send(link, Frame.ANNOUNCE, self._announced)
+                selector.register(link.channel, selectors.EVENT_READ, link)
+                if self.streaming:
+                    self._give_tickets(link, self._credits - self._waiting[link.index])
+                elif link.index in self._awaited:
+                    self._send(link, Frame.TICKET, dumps(True))
+            level = logging.WARNING if link.because == "loss" else logging.INFO
+            logger.log(level, "%s is there, incarnation %d.", link, link.incarnation)
