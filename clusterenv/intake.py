@@ -18,6 +18,7 @@ from clusterenv.errors import ChannelClosed, ConfigError, EnvError, PolicyError,
 from clusterenv.fleet import Fleet, Link, env_error
 from clusterenv.fragment import Cut
 from clusterenv.frames import Frame
+from clusterenv.lending import Lender
 from clusterenv.serving import Serving
 from clusterenv.stats import Stats, Tally
 from clusterenv.supervision import Restarts
@@ -88,6 +89,7 @@ class Intake:
         self._woken, self._waker = socket.socketpair()
         self._looked = time.monotonic()
         self._deadlines = config.seconds("timeout.silence"), config.seconds("timeout.step")
+        self._lender = Lender()  # of what batches are made of
         self._serving = Serving(fleet, publisher, tally, self._send, relays=relays)
         self.supervisor = Supervisor(
             fleet, restarts, max_shards, self._back, self._drain, self._received.put
@@ -232,7 +234,7 @@ class Intake:
             raise self._fleet.lost(link) from error
 
     def _batch(self, link: Link, header: Header, meta: FragmentMeta) -> Batch:
-        columns, tails, state = receive(link.channel, header, Parts(*meta.parts))
+        columns, tails, state = receive(link.channel, header, Parts(*meta.parts), self._lender)
         tail_rows = tails.pop("")
         cuts = [Cut(*cut) for cut in meta.cuts]
         batch = Batch(

@@ -9,6 +9,7 @@ import numpy as np
 
 from clusterenv.channel import Array, Channel, Header
 from clusterenv.fragment import Cut, Fragment
+from clusterenv.lending import Lender
 from clusterenv.schema import Column
 
 __all__ = ["ColumnSpec", "FragmentMeta", "Parts", "body_of", "parts_of", "receive"]
@@ -76,10 +77,12 @@ def body_of(fragment: Fragment, parts: Parts) -> list[Array]:
     return [np.ascontiguousarray(arrays[k][: specs[k].rows]) for k in _order(specs)]
 
 
-def receive(channel: Channel, header: Header, parts: Parts) -> list[dict[str, Column]]:
+def receive(
+    channel: Channel, header: Header, parts: Parts, lender: Lender
+) -> list[dict[str, Column]]:
     """Read a body into one piece of memory, and return columns, tail and state as views of it."""
     specs = _all(parts)
-    buffer = np.empty(header.body, np.uint8)
+    buffer = lender.empty((header.body,), np.dtype(np.uint8))
     channel.recv_body(header, [buffer])
     arrays: dict[int, Column] = {}
     begin = 0

@@ -20,10 +20,11 @@ import numpy.typing as npt
 
 from clusterenv.batch import Batch
 from clusterenv.errors import ConfigError
+from clusterenv.lending import LARGE, Lender
 from clusterenv.schema import Column
 from clusterenv.store.links import Links
 from clusterenv.store.specs import Spec, Specs
-from clusterenv.store.stacks import Stack, stack_starts
+from clusterenv.store.stacks import Stack, stack_starts, take_rows
 
 __all__ = [
     "STEP_COLUMNS",
@@ -159,6 +160,8 @@ class Ring:
         self.blocks: deque[Block] = deque()
         self._count = np.arange(1024, dtype=self.next.dtype)
         self._links = Links()
+        self._lender = Lender()
+        self._obs_bytes = max(specs.rows[name].nbytes for name in specs.obs)
 
     def __len__(self) -> int:
         return self.end - self.first
@@ -418,12 +421,17 @@ class Ring:
         """Return the observations in these slots, put together from frames if they are."""
         columns = self.columns
         if self.stack is None or self._previous is None:
-            return {prefix + name: columns[name].take(slots, 0) for name in self.specs.obs}
+            if slots.size * self._obs_bytes < LARGE:  # as most: by the shortest way
+                return {prefix + name: columns[name].take(slots, 0) for name in self.specs.obs}
+            return {
+                prefix + name: take_rows(columns[name], slots, self._lender)
+                for name in self.specs.obs
+            }
         history = self.stack.history(slots, self._previous)
         return {
-            prefix + name: self.stack.join(columns[name], history)
+            prefix + name: self.stack.join(columns[name], history, self._lender)
             if name in self._stacked
-            else columns[name].take(slots, 0)
+            else take_rows(columns[name], slots, self._lender)
             for name in self.specs.obs
         }
 

@@ -12,6 +12,7 @@ import torch
 
 from clusterenv.batch import Batch
 from clusterenv.errors import ConfigError, EmptyStore, StaleBatch
+from clusterenv.lending import Lender
 
 __all__ = ["Rollout", "RolloutStats", "RolloutStore"]
 
@@ -124,6 +125,7 @@ class RolloutStore:
         self.stale = stale
         self._fragments: list[_Fragment] = []
         self._stats = RolloutStats()
+        self._lender = Lender()
 
     @property
     def rows(self) -> int:
@@ -204,10 +206,10 @@ class RolloutStore:
             )
         fragments = sorted(self._fragments, key=lambda fragment: fragment.source)
         rollout = Rollout(
-            columns=_joined(fragments, lambda fragment: fragment.columns, axis=1),
+            columns=_joined(fragments, lambda fragment: fragment.columns, 1, self._lender),
             tail_rows=_joined_tail_rows(fragments),
-            tail=_joined(fragments, lambda fragment: fragment.tail, axis=0),
-            state=_joined(fragments, lambda fragment: fragment.state, axis=0),
+            tail=_joined(fragments, lambda fragment: fragment.tail, 0, self._lender),
+            state=_joined(fragments, lambda fragment: fragment.state, 0, self._lender),
         )
         self._count(taken_rows=self.rows)
         self._fragments = []
@@ -229,15 +231,19 @@ def _check_alike(expected: Mapping[str, str], got: Mapping[str, str], shard: int
 
 
 def _joined(
-    fragments: list[_Fragment], part: Callable[[_Fragment], Mapping[str, Array]], axis: int
+    fragments: list[_Fragment],
+    part: Callable[[_Fragment], Mapping[str, Array]],
+    axis: int,
+    lender: Lender,
 ) -> dict[str, torch.Tensor]:
     """Join a part's arrays of all fragments; the one copy between the wire and the learner."""
-    return {
-        name: torch.from_numpy(
-            np.concatenate([part(fragment)[name] for fragment in fragments], axis)
-        )
-        for name in part(fragments[0])
-    }
+    joined = {}
+    for name, first in part(fragments[0]).items():
+        arrays = [part(fragment)[name] for fragment in fragments]
+        length = sum(array.shape[axis] for array in arrays)
+        out = lender.empty((*first.shape[:axis], length, *first.shape[axis + 1 :]), first.dtype)
+        joined[name] = torch.from_numpy(np.concatenate(arrays, axis, out=out))
+    return joined
 
 
 def _joined_tail_rows(fragments: list[_Fragment]) -> torch.Tensor:

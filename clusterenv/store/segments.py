@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from clusterenv.arrow import from_arrow, from_sparse, to_arrow, to_sparse
 from clusterenv.batch import Batch
+from clusterenv.lending import Lender
 from clusterenv.schema import Column
 from clusterenv.store.stacks import Stack, stack_starts
 
@@ -113,7 +114,8 @@ def _stacked(
     previous[starts] = side[:, -1]
     ends = rows + side.size + np.arange(len(tail))
     previous[ends] = tail_rows
+    lender = Lender()
     return (
-        stack.join(pool, stack.history(np.arange(rows), previous)),
-        stack.join(pool, stack.history(ends, previous)),
+        stack.join(pool, stack.history(np.arange(rows), previous), lender),
+        stack.join(pool, stack.history(ends, previous), lender),
     )

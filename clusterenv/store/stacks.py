@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from clusterenv.batch import Batch
 from clusterenv.errors import ConfigError
+from clusterenv.lending import Lender
 from clusterenv.schema import Column
 
 __all__ = ["Stack", "stack_starts"]
@@ -95,13 +96,16 @@ class Stack:
             history[:, k - 1] = previous.take(history[:, k])
         return history
 
-    def join(self, frames: Column, history: Ints) -> Column:
+    def join(self, frames: Column, history: Ints, lender: Lender) -> Column:
         """Return the stacks of these frames."""
-        joined = frames.take(history, axis=0)
+        joined = take_rows(frames, history, lender)
         if self.axis == 0:
             return joined
         target = self.axis if self.axis < 0 else self.axis + 1
-        return np.ascontiguousarray(np.moveaxis(joined, 1, target))
+        moved = np.moveaxis(joined, 1, target)
+        out = lender.empty(moved.shape, moved.dtype)
+        out[...] = moved
+        return out
 
     def check(self, batch: Batch, name: str, thorough: bool) -> None:
         """Raise unless each stack goes on from the stack of the row before.
@@ -130,6 +134,13 @@ class Stack:
                     f"go on from the stack before it, so stack={self.size} would change it; leave "
                     "stack= out"
                 )
+
+
+def take_rows(column: Column, rows: Column, lender: Lender) -> Column:
+    """Return some rows of a column, as often as they are asked for."""
+    out = lender.empty((*rows.shape, *column.shape[1:]), column.dtype)
+    # The rows are right; with any other mode NumPy would write to a buffer first.
+    return column.take(rows, axis=0, out=out, mode="clip")
 
 
 def stack_starts(batch: Batch) -> Ints:
