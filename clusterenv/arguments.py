@@ -143,10 +143,15 @@ def check_collector(
         )
 
 
-def check_survival(restarts: Any, env_faults: Any, shards: Any, max_shards: Any) -> None:
-    """Raise ``ConfigError`` unless these say what to do about losses and faults."""
+def check_restarts(restarts: Any) -> None:
+    """Raise ``ConfigError`` unless this says what to do about lost shards."""
     if not isinstance(restarts, Restarts):
         raise ConfigError(f"restarts={restarts!r} is no rule: restarts=clusterenv.Restarts(5)")
+
+
+def check_survival(restarts: Any, env_faults: Any, shards: Any, max_shards: Any) -> None:
+    """Raise ``ConfigError`` unless these say what to do about losses and faults."""
+    check_restarts(restarts)
     if not isinstance(env_faults, EnvFaults):
         raise ConfigError(
             f"env_faults={env_faults!r} is no rule: env_faults=clusterenv.EnvFaults(5)"

@@ -345,7 +345,8 @@ def wait_for_workers(client: Client, n: int, timeout: float) -> list[str]:
     if client.status != "running":
         raise NoWorkers(f"the client was {client.status} while {n} workers were waited for")
     found = len(client.nthreads())
-    hint = ". If the jobs are not queued, see why: python -m clusterenv.doctor" if jobs else ""
+    see = ". If the jobs are not queued, see why: python -m clusterenv.doctor --cluster slurm"
+    hint = f"{see} (or whichever it is)" if jobs else ""
     raise NoWorkers(
         f"waited {timeout:g} s for {n} worker{'s' if n > 1 else ''} at "
         f"{client.scheduler.address}, {found} came. Start more workers, ask for fewer shards "

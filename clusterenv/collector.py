@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -137,6 +138,7 @@ class Collector:
         self._tally = Tally(started, version)
         self._telemetry = self._fleet.telemetry(_title(env))
         self._failure: BaseException | None = None
+        self._process = os.getpid()
         self._intake = Intake(
             self._fleet,
             self._publisher,
@@ -276,10 +278,13 @@ class Collector:
         """Stop the shards, and the cluster if the collector started it."""
         if self.closed:
             return
+        seconds = config.seconds("timeout.close", timeout)
         self.closed = True
         _open.discard(self)
+        if os.getpid() != self._process:
+            return  # a fork: the shards belong to the parent
         try:
-            self._intake.close(config.seconds("timeout.close", timeout))
+            self._intake.close(seconds)
         finally:
             if self._owned_client is not None:
                 self._owned_client.close()
@@ -293,10 +298,8 @@ class Collector:
     def __del__(self) -> None:
         if not hasattr(self, "_intake") or self.closed:
             return
-        if threading.current_thread() is threading.main_thread():
-            self.close()
-        else:  # perhaps Dask's event loop, which must not wait for itself
-            threading.Thread(target=self.close, name="clusterenv-close").start()
+        # This may be Dask's event loop, or a thread that holds a lock of the client.
+        threading.Thread(target=self.close, name="clusterenv-close").start()
 
 
 def _relays(policy: Policy) -> bool:

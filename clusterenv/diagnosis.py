@@ -128,7 +128,9 @@ def _what_the_logs_say(logs: Mapping[str, str]) -> str:
             "Timed out",
             "the job cannot reach the scheduler: name the network that both are on, interface: ib0",
         ),
-        ("oom", "the job ran out of memory: raise memory"),
+        ("oom_kill", "the job ran out of memory: raise memory"),
+        ("oom-kill", "the job ran out of memory: raise memory"),
+        ("out of memory", "the job ran out of memory: raise memory"),
     ):
         if sign.lower() in text.lower():
             return f". The log of a job says {sign!r}: {advice}"
@@ -178,7 +180,7 @@ def _routes(routes: tuple[Route, ...]) -> list[Finding]:
                     f"the head cannot reach {route.worker}: {route.error}. Name a network that "
                     "both are on (interface: ib0); if a firewall leaves only some ports open, "
                     "clusterenv.channel.ports: [9000, 9100] and worker_extra_args: "
-                    "['--worker-port', '9000:9100']"
+                    "['--worker-port', '9101:9200']"
                 )
             )
         elif (route.seconds or 0) > _SLOW_SECONDS:

@@ -343,9 +343,10 @@ class EnvLoop:
             self._guard.check_value(columns)
 
     def _broken(self, guard: Guard, slot: Slot) -> EnvRaised:
-        row, cause = next(iter(guard.faults(slot).items()))
-        fault = EnvRaised(row % self._n, "step")
-        fault.__cause__ = cause
+        found = guard.faults(slot)
+        first = min(found)  # one time row after the other
+        fault = EnvRaised(first % self._n, "step")
+        fault.__cause__ = found[first]
         return fault
 
     # Engines that spend a step on resetting: record, then leave out the dead rows.
@@ -363,8 +364,8 @@ class EnvLoop:
             try:
                 for t, current, slot in self._ring[span.start : span.stop]:
                     self._record(recorder, t, current, slot)
-            except PolicyFault:
-                self._check_given(record, range(span.start, t))  # is it the environments' fault?
+            except (PolicyFault, EnvRaised):
+                self._check_given(record, range(span.start, t))  # what came first?
                 raise
             self._check_given(record, span)
             if span.stop == recorder.rows:  # the ring begins anew
@@ -426,15 +427,17 @@ class EnvLoop:
 
         One look at many steps takes a hundredth of the time of a look at each.
         """
-        if self._guard is None:
+        if self._guard is None or not span:
             return
-        after = slice(span.start + 1, span.stop + 1)
-        obs = [record[name][after] for name in self._obs_names]
-        given = [record[name][span.start : span.stop] for name in _GIVEN]
-        obs, given = ([c.reshape(-1, *c.shape[2:]) for c in part] for part in (obs, given))
-        slot = Slot(obs, *given)
-        if not self._guard.passes(slot):
-            raise self._broken(self._guard, slot)
+        steps = 1 if self._guard.bounded else len(span)
+        for start in span[::steps]:
+            end = start + steps
+            obs = [record[name][start + 1 : end + 1] for name in self._obs_names]
+            given = [record[name][start:end] for name in _GIVEN]
+            obs, given = ([c.reshape(-1, *c.shape[2:]) for c in part] for part in (obs, given))
+            slot = Slot(obs, *given)
+            if not self._guard.passes(slot):
+                raise self._broken(self._guard, slot)
 
     # What both share
 

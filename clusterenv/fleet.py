@@ -13,6 +13,7 @@ import numpy as np
 from distributed import Actor, Client, wait
 
 from clusterenv import config
+from clusterenv.actions import PolicyFault
 from clusterenv.channel import Channel, loads
 from clusterenv.cluster import wait_for_workers
 from clusterenv.envs import EnvDescription
@@ -29,7 +30,7 @@ from clusterenv.frames import Failure
 from clusterenv.keep import keep_shards
 from clusterenv.rendezvous import Endpoint, reach
 from clusterenv.shard import Opened, Shard, ShardSpec
-from clusterenv.supervision import Pulse, choose_worker
+from clusterenv.supervision import Pulse, about_to_leave, choose_worker
 from clusterenv.telemetry import Telemetry
 
 __all__ = ["Fleet", "Link", "Share", "env_error", "place", "split"]
@@ -197,10 +198,9 @@ class Fleet:
         return self._place_one(lost.index, lost.share, incarnation, avoid={lost.worker})
 
     def place_more(self, index: int, incarnation: int) -> Link:
-        """Open one shard more, as large as the first; as :meth:`place_again`."""
-        size, last = self.links[0].share.count, self.links[-1]
-        first = last.span.stop + size * (index - last.index - 1)
-        return self._place_one(index, Share(first, size), incarnation, avoid=())
+        """Open one shard more, behind the last, as large as the first; as :meth:`place_again`."""
+        share = Share(self.links[-1].span.stop, self.links[0].share.count)
+        return self._place_one(index, share, incarnation, avoid=())
 
     def _place_one(
         self, index: int, share: Share, incarnation: int, avoid: Collection[str]
@@ -237,8 +237,7 @@ class Fleet:
 
     def leaving(self) -> set[str]:
         """Return the workers whose lifetime or job is about to end."""
-        soon = time.monotonic() + config.seconds("timeout.leave")
-        return {worker for worker, end in self._ends.items() if end < soon}
+        return about_to_leave(self._ends, time.monotonic(), config.seconds("timeout.leave"))
 
     @property
     def connected(self) -> bool:
@@ -421,7 +420,8 @@ def env_error(link: Link, failure: Failure) -> Exception:
     if isinstance(cause, ConfigError):
         return cause
     if failure.doing == "act":
-        fault = PolicyError(f"{cause or failure.traceback.rstrip()} ({link})")
+        what = str(cause) if isinstance(cause, PolicyFault) else failure.traceback.splitlines()[-1]
+        fault = PolicyError(f"{what} ({link})\n\nOn the worker:\n{failure.traceback.rstrip()}")
         fault.__cause__ = cause
         return fault
     which = "an environment" if failure.env is None else f"environment {failure.env}"

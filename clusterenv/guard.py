@@ -55,6 +55,11 @@ class Guard:
                 if isinstance(within, spaces.Box):
                     self._bounds[k] = _Bounds(within.low, within.high)
 
+    @property
+    def bounded(self) -> bool:
+        """Whether it looks at bounds, for which it takes as much memory as it looks at."""
+        return bool(self._bounds)
+
     def passes(self, slot: Slot) -> bool:
         """Whether all is well.
 

@@ -329,7 +329,7 @@ class Intake:
                     self._locks.append(threading.Lock())
                     self._waiting.append(0)
                 if link.index == len(self._publisher.in_use):
-                    self._publisher.in_use.append(0)
+                    self._publisher.in_use.append(self._publisher.version)
                 with self._tally.lock:
                     self._tally.began(link.index, link.incarnation, link.because)
                 if self._announced is not None:

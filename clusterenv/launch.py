@@ -116,7 +116,7 @@ def _spec(name: str) -> EnvSpec:
         if module:  # which registers it
             importlib.import_module(module)
         return gym.spec(name)
-    except (gym.error.UnregisteredEnv, gym.error.DeprecatedEnv) as error:
+    except gym.error.Error as error:
         raise UnknownEnv(
             f"{error} If another package registers it, name its module too: 'package:{name}'"
         ) from error

@@ -70,8 +70,9 @@ class _Loan:
         self._waiting = waiting
 
     def __del__(self) -> None:
-        if sum(map(len, self._waiting)) + len(self._piece) <= _MOST:
-            self._waiting.append(self._piece)
+        self._waiting.append(self._piece)
+        while sum(map(len, self._waiting)) > _MOST:
+            self._waiting.pop(0)  # has waited longest
 
 
 def _rounded(nbytes: int) -> int:

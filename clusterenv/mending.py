@@ -88,7 +88,7 @@ class Mender:
             seed = rebuilt_seed(self._origin[row], self._first + row, len(times))
             try:
                 info = self._engine.rebuild(row, seed, obs)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 fault = EnvRaised(row, "make")
                 fault.__cause__ = error
                 continue

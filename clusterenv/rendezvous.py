@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from clusterenv.channel import Channel
-from clusterenv.errors import ChannelClosed
+from clusterenv.errors import ChannelClosed, ConfigError
 
 __all__ = ["Endpoint", "Listener", "reach"]
 
@@ -207,6 +207,10 @@ def _bind_local(name: bytes) -> socket.socket:
 
 
 def _bind(host: str, ports: Sequence[int] | None) -> socket.socket:
+    if ports and not 0 < ports[0] <= ports[1] < 1 << 16:
+        raise ConfigError(
+            f"clusterenv.channel.ports is {list(ports)}; the first and the last port: [9000, 9100]"
+        )
     candidates = range(ports[0], ports[1] + 1) if ports else (0,)
     error: OSError | None = None
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -84,6 +84,7 @@ class Tally:
         self._rows = [0] * shards
         self._checks = [0] * shards
         self._pulls = [0] * shards
+        self._first_version = version
         self._versions = [version] * shards
         self._divergences: list[float | None] = [None] * shards
         self._wire = self._dropped = self._lost = self._episodes = 0
@@ -99,8 +100,9 @@ class Tally:
     def began(self, shard: int, incarnation: int, because: str) -> None:
         """Note that a shard begins, and counts from 0."""
         while shard >= len(self._rows):
-            for counts in (self._rows, self._checks, self._pulls, self._versions):
+            for counts in (self._rows, self._checks, self._pulls):
                 counts.append(0)
+            self._versions.append(self._first_version)
             self._divergences.append(None)
             self._incarnations.append(0)
         self._moves += because == "move"

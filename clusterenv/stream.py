@@ -196,7 +196,7 @@ class Stream:
                 self._outbox.put((fragment, self._meta(fragment, newest, divergence)))
         except Interrupted:
             pass
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if not self._closed:
                 self._tell(Frame.FAILED, failure_of(error, self._first, "collect"))
                 while self._tickets.get() is not None:  # until the head has read it and closes

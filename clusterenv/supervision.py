@@ -13,6 +13,7 @@ __all__ = [
     "EnvFaults",
     "Pulse",
     "Restarts",
+    "about_to_leave",
     "choose_worker",
     "env_seeds",
     "rebuilt_seed",
@@ -172,6 +173,20 @@ def choose_worker(load: Mapping[str, int], avoid: Collection[str] = ()) -> str |
     ('a', None)
     """
     return min(load, key=lambda worker: (worker in avoid, load[worker], worker), default=None)
+
+
+def about_to_leave(ends: Mapping[str, float], now: float, seconds: float) -> set[str]:
+    """Return the workers that end within so many seconds, or did so recently.
+
+    Whoever is at an address long after the end is another process, with another end.
+
+    Examples
+    --------
+    >>> ends = {"a": 99.0, "b": 105.0, "c": 200.0, "d": 50.0}
+    >>> sorted(about_to_leave(ends, now=100.0, seconds=30.0))
+    ['a', 'b']
+    """
+    return {worker for worker, end in ends.items() if now - seconds < end < now + seconds}
 
 
 def shards_to_move(

@@ -62,14 +62,15 @@ class Losses:
         last = errors[-1]
         if len(errors) == 1:
             return last
-        kind: type[ClusterEnvError] = WorkerLost
-        for each in (ConfigError, PolicyError, EnvError, SchedulerLost):
-            if isinstance(last, each):
-                kind = each
+        kinds = (ConfigError, PolicyError, EnvGivenUp, EnvError, SchedulerLost)
+        kind: type[ClusterEnvError] = next(
+            (each for each in kinds if isinstance(last, each)), WorkerLost
+        )
         seen = "\n\n".join(f"{number}. {error}" for number, error in enumerate(errors, 1))
+        final = isinstance(last, _FINAL)
+        why = "the last time for good" if final else f"{self._rule} allows no more"
         verdict = kind(
-            f"shard {shard} was lost {len(errors)} times, and {self._rule} allows no more. "
-            f"What was seen:\n\n{seen}"
+            f"shard {shard} was lost {len(errors)} times, and {why}. What was seen:\n\n{seen}"
         )
         verdict.__cause__ = last
         return verdict

@@ -65,7 +65,8 @@ def headline(before: Record, after: Record) -> list[tuple[str, str]]:
     seconds = after["seconds"] - before["seconds"]
     rate = (sum(after["rows"]) - sum(before["rows"])) / seconds if seconds > 0 else 0.0
     possible = after["announcements"] * len(after["rows"])
-    saved = f", {1 - after['pulls'] / possible:.0%} saved" if possible else ""
+    # A shard that begins anew is given the newest version, which counts as a pull.
+    saved = f", {max(0, 1 - after['pulls'] / possible):.0%} saved" if possible else ""
     mean = after["mean_return"]
     return [
         ("steps", f"{sum(after['rows']):,}"),

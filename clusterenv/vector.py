@@ -20,7 +20,7 @@ from gymnasium.vector.utils import batch_space
 from torch import nn
 
 from clusterenv import config
-from clusterenv.arguments import Reset, env_indices, reset_arguments
+from clusterenv.arguments import Reset, check_restarts, env_indices, reset_arguments
 from clusterenv.channel import Header, dumps, dumps_by_value
 from clusterenv.cluster import ClusterLike
 from clusterenv.env_loop import check_spaces
@@ -114,6 +114,8 @@ def make_vec(
     >>> obs, reward, terminated, truncated, info = envs.step([0, 1, 0, 1])
     >>> envs.close()
     """
+    restarts = Restarts() if restarts is None else restarts
+    check_restarts(restarts)
     recipe = make_recipe(env, num_envs, engine, autoreset_mode, wrappers, env_kwargs)
     return ClusterEnv(*open_fleet(recipe, num_envs, shards, cluster), restarts)
 
@@ -137,8 +139,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
     def __init__(
         self,
         fleet: Fleet,
-        owned_client: Client | None = None,
-        restarts: Restarts | None = None,
+        owned_client: Client | None,
+        restarts: Restarts,
     ) -> None:
         self._fleet = fleet
         self._owned_client = owned_client
@@ -149,7 +151,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         about = fleet.description
         last = fleet.links[-1].share
         self.num_envs = int(last.first + last.count)
-        self._recovery = Recovery(fleet, restarts or Restarts(), self.num_envs)
+        self._recovery = Recovery(fleet, restarts, self.num_envs)
         self._exchange = Exchange(fleet, self._recovery.recover)
         self._process = os.getpid()
         self.spec = about.spec
@@ -381,10 +383,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
     def __del__(self) -> None:
         if not hasattr(self, "_process") or self.closed:
             return
-        if threading.current_thread() is threading.main_thread():
-            self.close()
-        else:  # perhaps Dask's event loop, which must not wait for itself
-            threading.Thread(target=self.close, name="clusterenv-close").start()
+        # This may be Dask's event loop, or a thread that holds a lock of the client.
+        threading.Thread(target=self.close, name="clusterenv-close").start()
 
     # Requests
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import tyro
 
-from clusterenv.errors import ConfigError
+from clusterenv.errors import ClusterEnvError, ConfigError
 from pipelines import ppo
 from pipelines.aps_arms import (
     CURVE,
@@ -199,7 +199,7 @@ def main() -> None:
     """Read the command line and sweep."""
     try:
         sweep(tyro.cli(Args, description=__doc__))
-    except (ConfigError, KeyboardInterrupt) as error:
+    except (ClusterEnvError, KeyboardInterrupt) as error:
         sys.exit(f"aps_sweep: {str(error) or 'interrupted'}")
 
 

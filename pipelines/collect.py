@@ -38,7 +38,6 @@ from pipelines.spaces import spaces_of
 
 __all__ = ["Args", "Result", "collect", "cut", "load_policy"]
 
-SECONDS_BETWEEN_LINES = 5.0
 FREE = ("rows", "shards", "cluster", "commit_seconds", "dashboard", "quiet", "out")
 
 

@@ -9,10 +9,11 @@ import os
 import shlex
 import shutil
 import sys
+import types
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import tyro
 import yaml
@@ -123,23 +124,64 @@ def from_file(kind: type[Any], path: Path) -> dict[str, Any]:
         raise ConfigError(f"--options {path} is not YAML: {error}") from error
     if not isinstance(found, dict):
         raise ConfigError(f"--options {path} holds no names and values, such as 'num_envs: 32'")
-    types = typing.get_type_hints(kind)
+    kinds = typing.get_type_hints(kind)
     options: dict[str, Any] = {}
     for name, value in found.items():
         field = str(name).replace("-", "_")
-        if field not in types:
-            close = difflib.get_close_matches(field, types, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"one of {', '.join(types)}"
+        if field not in kinds:
+            close = difflib.get_close_matches(field, kinds, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"one of {', '.join(kinds)}"
             raise ConfigError(f"--options {path}: {name!r} is no option; {hint}")
-        options[field] = _cast(value, str(types[field]))
+        try:
+            options[field] = _cast(value, kinds[field])
+        except (TypeError, ValueError):
+            wanted = _written(kinds[field])
+            raise ConfigError(
+                f"--options {path}: {name}: {value!r} is not {wanted}, which is wanted"
+            ) from None
     return options
 
 
-def _cast(value: Any, kind: str) -> Any:
-    if isinstance(value, list):
-        return tuple(Path(each) if "Path" in kind else each for each in value)
-    if "Path" in kind and isinstance(value, str):
-        return Path(value)
-    if "float" in kind and isinstance(value, (int, str)) and not isinstance(value, bool):
-        return float(value)  # YAML takes 1e-3 for a string
+def _cast(value: Any, kind: Any) -> Any:
+    """Return a value of a file as an option of this type has it."""
+    if typing.get_origin(kind) is types.UnionType:
+        return None if value is None else _cast(value, _without_none(kind))
+    if typing.get_origin(kind) is Literal:
+        if value not in typing.get_args(kind):
+            raise ValueError
+        return value
+    if typing.get_origin(kind) is tuple:
+        (each, *_) = typing.get_args(kind)
+        return tuple(_cast(item, each) for item in (value if isinstance(value, list) else [value]))
+    if kind is Path:
+        return Path(_exactly(value, str))
+    if kind in (int, float):
+        number = float(value) if isinstance(value, str) else value  # YAML takes 1e6 for a string
+        if isinstance(number, bool) or kind(number) != number:
+            raise ValueError
+        return kind(number)
+    return _exactly(value, kind) if kind in (bool, str) else value
+
+
+def _exactly(value: Any, kind: type) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError
     return value
+
+
+def _written(kind: Any) -> str:
+    """Return a type as people say it."""
+    if typing.get_origin(kind) is types.UnionType:
+        return _written(_without_none(kind))
+    if typing.get_origin(kind) is Literal:
+        return f"one of {', '.join(typing.get_args(kind))}"
+    if typing.get_origin(kind) is tuple:
+        return f"a list, each {_written(typing.get_args(kind)[0])}"
+    names = {int: "an integer", float: "a number", bool: "true or false", Path: "a path"}
+    return names.get(kind, "text")
+
+
+def _without_none(kind: Any) -> Any:
+    """Return what an option is if it is given."""
+    (given,) = (each for each in typing.get_args(kind) if each is not type(None))
+    return given

@@ -45,7 +45,7 @@ def draw(runs: Sequence[Path], out: Path) -> Path:
         raise ConfigError("name at least one run: clusterenv plot runs/a runs/b --out both.png")
     if out.suffix not in (".png", ".svg", ".pdf"):
         raise ConfigError(f"--out {out}: the picture must end in .png, .svg or .pdf")
-    curves = {_name(run): _read(run) for run in runs}
+    curves = dict(zip(_names(runs), map(_read, runs), strict=True))
     figure = Figure(figsize=(11, 7), dpi=120, layout="constrained")
     for axes, (column, title) in zip(figure.subplots(2, 2).flat, PANELS.items(), strict=True):
         for index, (name, rows) in enumerate(curves.items()):
@@ -63,8 +63,15 @@ def draw(runs: Sequence[Path], out: Path) -> Path:
     return out
 
 
-def _name(run: Path) -> str:
-    return run.parent.name if run.name == "progress.csv" else run.stem if run.suffix else run.name
+def _names(runs: Sequence[Path]) -> list[str]:
+    """Name each run by the end of its path, as much of it as tells them apart."""
+    paths = [run.parent if run.name == "progress.csv" else run for run in runs]
+    parts = [path.with_suffix("").parts if path.suffix == ".csv" else path.parts for path in paths]
+    for length in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(part[-length:]) for part in parts]
+        if len(set(names)) == len(names):
+            break
+    return names
 
 
 def _read(run: Path) -> list[dict[str, str]]:

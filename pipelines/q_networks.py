@@ -115,7 +115,9 @@ def is_image(space: gym.Space[Any]) -> bool:
 def stack_of(space: gym.Space[Any]) -> int | None:
     """Return how many frames are stacked in an observation; ``None`` if it is no stack.
 
-    Three channels on the first axis are colours; any other number are frames.
+    The frames lie along the first axis, which is the shortest. Three of them are colours.
     """
-    frames = (space.shape or (0,))[0]
-    return frames if is_image(space) and frames not in (1, 3) else None
+    if not is_image(space):
+        return None
+    frames, *image = space.shape or (0,)
+    return frames if frames not in (1, 3) and frames < min(image) else None

@@ -58,8 +58,8 @@ class Run:
         self.progress = out / "progress.csv"
         if resume and not self.checkpoint.is_file():
             raise ConfigError(
-                f"nothing to resume: {self.checkpoint} does not exist; start afresh with "
-                f"--out {out}, and continue that run with --out {out} --resume"
+                f"nothing to resume: {self.checkpoint} does not exist; begin a run elsewhere: "
+                f"--out {out}-2"
             )
         if not resume and self.checkpoint.exists():
             raise ConfigError(

@@ -56,6 +56,7 @@ def test_numbers_at_the_top() -> None:
     assert said["steps/s"] == "10"
     assert said["pulls"] == "4, 80% saved"
     assert said["return"] == "12.2"
+    assert dict(headline(told(1.0, [1]), told(2.0, [1], pulls=90)))["pulls"] == "90, 0% saved"
     assert dict(headline(told(1.0, [1]), told(1.0, [1], mean_return=None)))["return"] == "–"
 
 

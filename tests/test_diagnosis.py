@@ -79,6 +79,11 @@ def test_a_good_cluster_leaves_nothing_to_say() -> None:
             "the prologue calls what the nodes do not have",
             True,
         ),
+        (
+            Report("slurm", failure="no worker came", logs={"a": "2 oom_kill events in StepId=7"}),
+            "the job ran out of memory: raise memory",
+            True,
+        ),
     ],
 )
 def test_each_fault_is_named_with_what_to_change(report: Report, text: str, blocking: bool) -> None:

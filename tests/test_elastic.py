@@ -98,6 +98,16 @@ def test_workers_that_join_get_shards_and_the_newest_version() -> None:
     check(batches)
 
 
+def test_a_shard_that_is_added_first_acts_with_the_first_version(client: Client) -> None:
+    with collecting(client, version=5, sync=clusterenv.Divergence(0.1)) as collector:
+        collector.scale(3)
+        assert wait_until(lambda: collector.shards == 3)
+        assert collector.stats().versions == [5, 5, 5]
+        assert collector.publish(policy()) == 6
+        collector.rollout()
+        assert collector.publish(policy()) == 7
+
+
 @pytest.mark.parametrize("lock_step", [False, True])
 def test_scaling_up_and_down_loses_nothing(client: Client, lock_step: bool) -> None:
     batches: list[Batch] = []

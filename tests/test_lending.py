@@ -76,6 +76,10 @@ def test_no_more_waits_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = [lender.empty((2 * LARGE,), BYTES) for _ in range(4)]
     del arrays
     assert sum(map(len, lender._waiting)) == 4 * LARGE
+    other = lender.empty((3 * LARGE,), BYTES)
+    at = place(other)
+    del other  # what waited longest makes room
+    assert place(lender.empty((3 * LARGE,), BYTES)) == at
 
 
 def test_the_lender_may_go_first() -> None:

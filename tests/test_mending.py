@@ -15,6 +15,7 @@ from torch import Tensor
 
 import clusterenv
 from clusterenv import Batch, EnvFaults, ReplayStore, errors
+from clusterenv.actions import PolicyFault
 from clusterenv.env_loop import Acting, EnvLoop
 from clusterenv.envs import EnvRaised, Recipe, build
 from clusterenv.fragment import Fragment
@@ -228,6 +229,53 @@ class Strict(Indifferent):
         if not obs.isfinite().all():
             raise ValueError("the observation is not finite")
         return super().act(obs, context)
+
+
+class Careless(Strict):
+    """Raises by itself."""
+
+    def act(self, obs: Tensor, context: Context) -> Decision:
+        raise ValueError("never learned to act")
+
+
+@pytest.mark.parametrize("bounds", [False, True])
+def test_a_policy_that_fails_at_once_is_blamed_itself(bounds: bool) -> None:
+    engine = build(Recipe(gym.spec("CartPole-v1"), engine="native"), 0, 4)
+    loop = EnvLoop(engine, Careless(), 0, 8, [1, 2, 3, 4], EnvFaults(bounds=bounds))
+    with pytest.raises(PolicyFault, match="never learned"):
+        loop.fragment(Acting(0, {}))
+
+
+class Failing:
+    """An engine of which environment 2 becomes NaN, then the rewards, then all of it fails."""
+
+    def __init__(self, raises: bool) -> None:
+        self.engine = build(Recipe(gym.spec("CartPole-v1"), engine="native"), 0, 4)
+        self.num_envs, self.description = 4, self.engine.description
+        self.reset, self.trust_actions = self.engine.reset, self.engine.trust_actions
+        self.steps, self.raises = 0, raises
+
+    def step(self, actions: Any, slot: Any, rows: Any) -> Any:
+        self.steps += 1
+        if self.steps == 3 and self.raises:
+            raise EnvRaised(0, "step") from RuntimeError("diverged")
+        infos = self.engine.step(actions, slot, rows)
+        if self.steps == 2:
+            slot.obs[0][2] = np.nan
+        if self.steps > 2:
+            slot.reward[0] = np.nan
+        return infos
+
+
+@pytest.mark.parametrize("bounds", [False, True])
+@pytest.mark.parametrize("raises", [False, True])
+def test_what_broke_first_is_named(raises: bool, bounds: bool) -> None:
+    rule = EnvFaults(bounds=bounds)
+    loop = EnvLoop(Failing(raises), Indifferent(), 0, 8, [1, 2, 3, 4], rule)  # type: ignore[arg-type]
+    with pytest.raises(EnvRaised) as caught:
+        loop.fragment(Acting(0, {}))
+    assert caught.value.env == 2
+    assert "observation" in str(caught.value.__cause__)
 
 
 @pytest.mark.parametrize("policy", [Indifferent(), Strict()])

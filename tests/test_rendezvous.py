@@ -14,7 +14,7 @@ import pytest
 from distributed.security import Security
 
 from clusterenv.channel import Channel
-from clusterenv.errors import ChannelClosed
+from clusterenv.errors import ChannelClosed, ConfigError
 from clusterenv.rendezvous import Listener, reach
 
 
@@ -174,6 +174,11 @@ def test_a_client_with_another_certificate_is_refused() -> None:
     meeting.join()
     meeting.close()
     assert "did not connect within 1.5 s" in str(meeting.error)
+
+
+def test_ports_in_the_wrong_order_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"channel.ports is \[9100, 9000\]"):
+        Listener("127.0.0.1", ports=(9100, 9000))
 
 
 def test_ports_can_be_restricted() -> None:

@@ -18,6 +18,7 @@ from worlds import Masked, World
 
 import clusterenv
 from clusterenv import Divergence, Never, errors
+from clusterenv.policies.base import Context, Decision, Policy
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
@@ -119,6 +120,23 @@ def test_what_is_no_policy_is_refused_with_the_right_call(client: Client) -> Non
         envs.step([0, 1])
         with pytest.raises(errors.PolicyError, match="chose 7 for environment 1"):
             envs.step(Bad("range", after=0))
+
+
+class Forgetful(Policy):
+    """Looks for what is not there."""
+
+    def act(self, obs: torch.Tensor, context: Context) -> Decision:
+        return Decision(context.state["missing"])
+
+
+def test_a_policy_that_raises_is_shown_with_its_traceback(client: Client) -> None:
+    with clusterenv.make_vec("CartPole-v1", 2, shards=1, cluster=client) as envs:
+        envs.reset(seed=1)
+        with pytest.raises(errors.PolicyError) as caught:
+            envs.step(Forgetful())
+    said = str(caught.value)
+    assert "KeyError: 'missing'" in said.splitlines()[0]
+    assert 'context.state["missing"]' in said
 
 
 def test_a_copy_of_the_policy_is_a_new_version(client: Client) -> None:

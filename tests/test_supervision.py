@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from clusterenv import errors
+from clusterenv.errors import EnvGivenUp, WorkerLost
 from clusterenv.supervision import Pulse, Restarts, choose_worker, env_seeds
+from clusterenv.supervisor import Losses
 
 
 def test_the_first_restart_is_at_once_and_later_ones_wait_longer() -> None:
@@ -60,3 +62,17 @@ def test_steps_are_progress_and_silence_is_not() -> None:
         pulse.pong(now, steps=now, busy=True)
         assert pulse.fault(now, silence=30, step=60) is None
     assert "not answered for 35 s" in str(pulse.fault(225, silence=30, step=60))
+
+
+def test_the_error_that_ends_a_run_is_of_the_last_ones_kind_and_says_why() -> None:
+    losses = Losses(Restarts(1))
+    assert losses.note(3, WorkerLost("gone")) is not None
+    assert losses.note(3, EnvGivenUp("broken")) is None
+    verdict = losses.verdict(3)
+    assert type(verdict) is EnvGivenUp
+    assert "shard 3 was lost 2 times, and the last time for good" in str(verdict)
+    losses = Losses(Restarts(1))
+    for _ in range(2):
+        last = losses.note(0, WorkerLost("gone"))
+    assert last is None
+    assert "Restarts(count=1" in str(losses.verdict(0))

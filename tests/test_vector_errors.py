@@ -521,3 +521,9 @@ time.sleep(60)
     head.kill()
     head.communicate()
     assert wait_until(lambda: shard_threads() == 0, 30)
+
+
+@pytest.mark.parametrize("wrong", [3, 0, "often"])
+def test_a_rule_for_restarts_that_is_none_is_refused_at_once(wrong: Any) -> None:
+    with pytest.raises(errors.ConfigError, match=r"restarts=clusterenv.Restarts\(5\)"):
+        clusterenv.make_vec("CartPole-v1", 4, restarts=wrong)

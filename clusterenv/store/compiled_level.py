@@ -11,6 +11,9 @@ from clusterenv.store.tree_level import FAN, Floats, Ints, Level
 
 __all__ = ["CompiledLevel"]
 
+_FAN = 16  # written here too: whether compiled loops are kept is decided by this file alone
+assert _FAN == FAN
+
 
 class CompiledLevel(Level):
     """The same numbers as :class:`Level`, to the last bit, in a third of the time."""
@@ -32,7 +35,7 @@ def _compiled(signature: str) -> Callable[[Callable[..., None]], Callable[..., N
         found: Any
         try:
             found = numba.njit(signature, cache=True)(loop)
-        except RuntimeError:  # no directory can be written to
+        except Exception:  # no directory can be written to, or what is there is damaged
             found = numba.njit(signature)(loop)
         return found  # type: ignore[no-any-return]
 
@@ -44,17 +47,17 @@ def _descend(at: Ints, rest: Floats, before: Floats) -> None:
     for i in range(len(at)):
         node = at[i]
         child = 0
-        for k in range(1, FAN):
+        for k in range(1, _FAN):
             child += before[node, k] <= rest[i]
         rest[i] -= before[node, child]
-        at[i] = node * FAN + child
+        at[i] = node * _FAN + child
 
 
 @_compiled("(i8[::1], f8[:, ::1], f8[:, ::1], f8[::1])")
 def _add_up(at: Ints, children: Floats, before: Floats, sums: Floats) -> None:
     for node in at:
         running = 0.0
-        for k in range(FAN):
+        for k in range(_FAN):
             before[node, k] = running
             running += children[node, k]
         sums[node] = running
@@ -64,7 +67,7 @@ def _add_up(at: Ints, children: Floats, before: Floats, sums: Floats) -> None:
 def _add_up_range(start: int, end: int, children: Floats, before: Floats, sums: Floats) -> None:
     for node in range(start, end):
         running = 0.0
-        for k in range(FAN):
+        for k in range(_FAN):
             before[node, k] = running
             running += children[node, k]
         sums[node] = running

@@ -24,7 +24,6 @@ from clusterenv.batch import Batch
 from clusterenv.errors import ClosedError, SchemaMismatch, StoreDamaged, StoreNotWritten
 from clusterenv.store.lock import DirectoryLock
 from clusterenv.store.manifest import (
-    FORMAT,
     MANIFEST,
     Manifest,
     Segment,
@@ -38,7 +37,6 @@ from clusterenv.store.segments import to_segment
 from clusterenv.store.stacks import Stack
 
 __all__ = [
-    "FORMAT",
     "Journal",
     "Manifest",
     "Segment",
@@ -176,8 +174,14 @@ class Journal:
         ------
         StoreNotWritten
             If the disk is full or gone; the last commit stays.
+        ConfigError
+            If observations are not the stacks that they should be; nothing is written.
         """
         self._check_open()
+        if self._stack is not None:
+            for name in self._stack.of(list(batch.tail)):
+                self._stack.frame(batch.flat(name).shape[1:])
+                self._stack.check(batch, name, thorough=not (self.pending or self.manifest.rows))
         segment = to_segment(batch, self._stack)
         with self._writing():
             same = self._open is None or segment.schema.equals(self._open.schema, True)

@@ -270,7 +270,7 @@ class Replay:
                     f"indices are those of a sample, from 0 to {self._added - 1:,}, got {rows}: "
                     "store.update_priorities(sample['indices'], error.abs())"
                 )
-            self.sampler.update(rows, values)
+            self.sampler.update(rows.astype(np.int64, copy=False), values)
 
     # Learner and collection in step
 

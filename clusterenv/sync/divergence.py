@@ -39,9 +39,9 @@ class Probe:
         observations for the new version and for every version in use.
     """
 
-    def __init__(self, size: int = 128, seed: int = 0) -> None:
+    def __init__(self, size: int = 128) -> None:
         self.size = size
-        self._rng = np.random.default_rng(seed)
+        self._rng = np.random.default_rng(0)
         self._columns: list[Column] | None = None
         self._envs = np.zeros(size, np.int64)
         self._masks: Column | None = None

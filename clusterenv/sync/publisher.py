@@ -55,14 +55,13 @@ class Publisher:
         rule: SyncRule,
         observations: Layout,
         shards: int,
-        probe: int | None = None,
         version: int = 0,
     ) -> None:
         self._scratch = copy.deepcopy(policy).eval()
         self._rule = rule
         self._layout = observations
         self._manifest = manifest_of(policy)
-        self.probe = Probe(probe or probe_size(policy))
+        self.probe = Probe(probe_size(policy))
         self.version = version
         self.in_use = [version] * shards
         self.announcements = 0

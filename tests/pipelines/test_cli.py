@@ -11,7 +11,7 @@ from distributed import Client
 
 from clusterenv.errors import ConfigError
 from clusterenv.store import Journal
-from pipelines import cli, options
+from pipelines import cli, options, plot
 from pipelines.collect import Args as CollectArgs
 from pipelines.dqn import PRESETS, Args, preset
 
@@ -108,6 +108,48 @@ def test_bad_words_are_refused_at_once(
     monkeypatch.chdir(tmp_path)
     assert cli.main(words) in (1, 2)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("runs", "names"),
+    [
+        (["runs/ppo", "runs/dqn/progress.csv"], ["ppo", "dqn"]),
+        (["a/divergence-0.05-100", "a/divergence-0.01-100"], None),
+        (["curves/CartPole-v1-1.csv", "curves/CartPole-v1-2.csv"], None),
+        (["a/ppo", "b/ppo", "b/dqn"], ["a/ppo", "b/ppo", "b/dqn"]),
+    ],
+)
+def test_every_run_of_a_plot_has_a_name_of_its_own(runs: list[str], names: list[str]) -> None:
+    found = plot._names([Path(run) for run in runs])
+    assert found == (names or [Path(run).name.removesuffix(".csv") for run in runs])
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("lr: fast", "'fast' is not a number"),
+        ("total_steps: 1.5", "1.5 is not an integer"),
+        ("total_steps: many", "'many' is not an integer"),
+        ("duelling: 3", "3 is not true or false"),
+        ("sync: sometimes", "'sometimes' is not one of every-version"),
+        ("hidden: [64, wide]", "is not a list, each an integer"),
+        ("out: 7", "7 is not a path"),
+        ("env: 7", "7 is not text"),
+    ],
+)
+def test_a_wrong_value_in_a_file_is_named(line: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "options.yaml"
+    file.write_text(line)
+    with pytest.raises(ConfigError, match=said):
+        options.read(Args, ["--options", str(file)], presets=PRESETS)
+
+
+def test_numbers_in_a_file_may_be_written_as_on_the_line(tmp_path: Path) -> None:
+    file = tmp_path / "options.yaml"
+    file.write_text("total_steps: 1e6\nlr: 1e-3\nshards: null\nhidden: [32, 32]\nstop_at: 475")
+    args = options.read(Args, ["--options", str(file)], presets=PRESETS)
+    assert (args.total_steps, args.lr, args.shards) == (1_000_000, 0.001, None)
+    assert (args.hidden, args.stop_at) == ((32, 32), 475.0)
 
 
 def test_bash_completes_commands_and_options() -> None:

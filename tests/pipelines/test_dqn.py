@@ -236,6 +236,8 @@ def test_images_are_scaled_and_their_frames_stored_once() -> None:
     assert is_image(IMAGES)
     assert stack_of(IMAGES) == 4
     assert stack_of(gym.spaces.Box(0, 255, (3, 84, 84), np.uint8)) is None  # colours
+    for shape in ((96, 96, 3), (210, 160, 3), (84, 84, 4)):  # colours, or frames, at the end
+        assert stack_of(gym.spaces.Box(0, 255, shape, np.uint8)) is None
     assert stack_of(BOX) is None
 
 

@@ -7,12 +7,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from batches import Fleet, Frames, Row, Vector, all_of, fill, same, transitions
+from batches import Fleet, Frames, Row, Vector, all_of, changed, fill, same, transitions
 from other_process import errors, new_fleet, new_store, one_round
 from stores import EVERY_KIND, Kind, go_on_alike
 from test_replay import files, no_file_larger_than
@@ -199,6 +200,21 @@ def test_frames_are_written_once(tmp_path: Path) -> None:
             sizes.append(sum(path.stat().st_size for path in (tmp_path / name).glob("rows-*")))
     frames = 512 * 36
     assert sizes[1] - sizes[0] > 2.7 * frames  # of four, three are not written again
+
+
+def test_observations_that_are_no_stacks_are_not_written_as_such(tmp_path: Path) -> None:
+    fleet = Fleet(Frames(), shards=1, envs=4, horizon=8, episode=1e9)
+    batch = fleet.batch(fleet.rows(0))
+    noise = np.random.default_rng(0).integers(0, 255, batch.flat("obs").shape, np.uint8)
+    with closing(Journal(tmp_path / "a", stack=Stack(4))) as journal:
+        with pytest.raises(ConfigError, match="does not go on from the stack before it"):
+            journal.append(changed(batch, obs=noise))
+        journal.append(batch)
+    with (
+        closing(Journal(tmp_path / "b", stack=Stack(3))) as journal,
+        pytest.raises(ConfigError, match="stack=3 frames along axis 0"),
+    ):
+        journal.append(batch)
 
 
 # Another store's directory

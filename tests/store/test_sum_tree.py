@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
+from batches import Fleet, Vector
 
-from clusterenv.store import sum_tree
+from clusterenv.store import Prioritized, ReplayStore, sum_tree
 from clusterenv.store.compiled_level import CompiledLevel
 from clusterenv.store.sum_tree import SumTree
 from clusterenv.store.tree_level import Level
@@ -116,3 +120,25 @@ def test_a_numba_that_does_not_fit_is_named_and_left_out(
     monkeypatch.setitem(sys.modules, "clusterenv.store.compiled_level", None)
     assert sum_tree._level_kind() is Level
     assert "without Numba" in caplog.text
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.int64])
+def test_indices_of_any_integer_type_set_priorities(dtype: type) -> None:
+    fleet = Fleet(Vector(), shards=1, envs=8, horizon=512)
+    with ReplayStore(4096, sampler=Prioritized()) as store:  # so many that there are levels
+        store.add(fleet.next()[0])
+        store.update_priorities(np.arange(200, dtype=dtype), np.full(200, 9.0))
+        tree = store.sampler._tree  # type: ignore[attr-defined]
+        assert tree.total == pytest.approx(tree.leaves.sum())
+
+
+def test_damaged_files_of_compiled_loops_do_no_harm(tmp_path: Path) -> None:
+    code = "from clusterenv.store.compiled_level import CompiledLevel"
+    command = [sys.executable, "-c", code]
+    env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    subprocess.run(command, env=env, check=True)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files
+    for path in files:
+        path.write_bytes(b"")
+    subprocess.run(command, env=env, check=True)
