@@ -112,7 +112,7 @@ class StoreNotWritten(ClusterEnvError, OSError):
 
 
 class StoreUnreadable(ClusterEnvError, OSError):
-    """A directory holds no store, or one of a newer version."""
+    """A directory holds no store, or one of another version's format."""
 
 
 class ResetNeeded(ClusterEnvError, gym_error.ResetNeeded):

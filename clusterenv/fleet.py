@@ -120,7 +120,7 @@ class Link:
 
 
 class Fleet:
-    """The shards of one :class:`~clusterenv.ClusterEnv`, and the way to talk to them."""
+    """The shards of a ``ClusterEnv`` or ``Collector``, and the way to talk to them."""
 
     def __init__(
         self,

@@ -44,7 +44,7 @@ class Failure(NamedTuple):
     env: int | None
     """Global env index, if one environment is to blame."""
     doing: str
-    """``make``, ``reset``, ``step``, ``call`` or ``act``."""
+    """``make``, ``reset``, ``step``, ``act``, or what else was asked for."""
     error: bytes | None
     """The pickled exception, if it can be pickled."""
     traceback: str

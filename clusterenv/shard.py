@@ -95,7 +95,7 @@ class StepRequest(NamedTuple):
 
 
 class Shard:
-    """The actor. One per worker process and :class:`~clusterenv.ClusterEnv`."""
+    """The actor: the environments of one share, in a thread of a worker's process."""
 
     def __init__(self, spec: ShardSpec) -> None:
         worker = get_worker()

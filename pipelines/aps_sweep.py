@@ -37,18 +37,11 @@ from pipelines.aps_arms import (
 )
 from pipelines.aps_plots import draw
 from pipelines.run_args import sync_rule
+from pipelines.sinks import read_csv
 
 __all__ = ["sweep"]
 
 # Files
-
-
-def read(path: Path) -> list[dict[str, str]]:
-    """Return a file's complete rows; none if there is no file."""
-    if not path.is_file():
-        return []
-    with path.open(newline="") as file:
-        return [row for row in csv.DictReader(file) if None not in row.values()]
 
 
 def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -67,7 +60,7 @@ def read_outcomes(out: Path) -> list[Outcome]:
     casts: dict[Any, Callable[[str], object]] = {"str": str, "int": int, "float": float}
     casts["float | None"] = lambda text: float(text) if text else None
     columns = {field.name: casts[field.type] for field in dataclasses.fields(Outcome)}
-    rows = read(out / "summary.csv")
+    rows = read_csv(out / "summary.csv")
     parsed = [{name: cast(row[name]) for name, cast in columns.items()} for row in rows]
     return [Outcome(**row) for row in parsed]  # type: ignore[arg-type]
 
@@ -75,7 +68,7 @@ def read_outcomes(out: Path) -> list[Outcome]:
 def read_curves(out: Path, outcomes: Sequence[Outcome]) -> dict[str, list[dict[str, float]]]:
     """Return the curve of each finished run."""
     names = [f"{outcome.arm}-{outcome.seed}" for outcome in outcomes]
-    files = {name: read(out / "curves" / f"{name}.csv") for name in names}
+    files = {name: read_csv(out / "curves" / f"{name}.csv") for name in names}
     return {
         name: [{column: float(row[column]) for column in CURVE} for row in rows]
         for name, rows in files.items()
@@ -130,7 +123,7 @@ def train(args: Args, arm: Arm, seed: int) -> Outcome:
     result = ppo.train(planned)
     if result.steps < args.total_steps:
         raise KeyboardInterrupt(f"stopped in {result.out}; the same command goes on from there")
-    rows = read(result.out / "progress.csv")
+    rows = read_csv(result.out / "progress.csv")
     write(
         args.out / "curves" / f"{arm.name}-{seed}.csv",
         [{name: row[name] for name in CURVE} for row in rows],

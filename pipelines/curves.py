@@ -50,6 +50,9 @@ def table(curves: dict[str, dict[str, Curve]]) -> str:
         for seed, curve in runs.items():
             at = reached(curve, goal)
             when = "not" if at is None else f"{at:,} steps"
+            if not curve:
+                lines.append(f"| {env} | {seed} | {goal:g} | {when} | – | – |")
+                continue
             best = max(value for _, value in curve)
             lines.append(
                 f"| {env} | {seed} | {goal:g} | {when} | {curve[-1][1]:.1f} | {best:.1f} |"

@@ -98,7 +98,7 @@ class Gaussian(Policy):
 
 
 class EpsilonGreedy(Policy):
-    """The best action of a Q network, or with probability epsilon any other.
+    """The best action of a Q network, or with probability epsilon one of all, each as likely.
 
     Parameters
     ----------

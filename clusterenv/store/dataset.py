@@ -38,7 +38,7 @@ def open_dataset(directory: str | Path) -> pyarrow.dataset.Dataset:
     Raises
     ------
     StoreUnreadable
-        If there is no store, or one of a newer version.
+        If there is no store, or one of another format.
     StoreDamaged
         If a file is missing or cut.
 

@@ -119,7 +119,7 @@ class Journal:
     StoreInUse
         If another store has the directory.
     StoreUnreadable
-        If the directory cannot be written, or holds a store of a newer version.
+        If the directory cannot be written, or holds a store of another format.
     StoreDamaged
         If the manifest is missing beside rows, or was altered.
     """

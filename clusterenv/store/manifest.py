@@ -71,7 +71,7 @@ def read_manifest(directory: Path) -> Manifest:
     Raises
     ------
     StoreUnreadable
-        If there is none, or it is of a newer version.
+        If there is none, or it is of another format.
     StoreDamaged
         If it was altered.
     """

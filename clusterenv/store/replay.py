@@ -201,7 +201,7 @@ class ReplayStore(Replay):
         Raises
         ------
         StoreUnreadable
-            If there is no store, or one of a newer version.
+            If there is no store, or one of another format.
         StoreDamaged
             If a file is missing or was altered: which, and what is still readable.
         """

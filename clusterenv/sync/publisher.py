@@ -13,7 +13,7 @@ from torch.distributions import Distribution
 
 from clusterenv.policies.base import Context, Policy
 from clusterenv.schema import Layout
-from clusterenv.stream import Announcement
+from clusterenv.sync.client import Announcement
 from clusterenv.sync.divergence import Probe, mean_divergence
 from clusterenv.sync.rules import SyncRule
 from clusterenv.sync.weights import Weights, check_numbers, lend, manifest_of, pack

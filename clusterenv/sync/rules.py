@@ -23,7 +23,7 @@ class SyncRule(Protocol):
         Parameters
         ----------
         lag
-            How many versions the worker is behind; at least 1.
+            How many versions the worker is behind; 0 if it has the newest already.
         divergence
             Of the worker's version from the newest; ``None`` if it is not known.
         """
@@ -95,7 +95,10 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Never:
-    """Keep the first version for ever: the control that must fail to learn."""
+    """Keep the first version: the control that must fail to learn.
+
+    A shard that is placed again begins with the newest.
+    """
 
     needs_divergence: bool = False
 

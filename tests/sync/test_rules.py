@@ -7,8 +7,8 @@ import math
 import pytest
 
 from clusterenv.errors import ConfigError
-from clusterenv.stream import Announcement, PolicyClient
 from clusterenv.sync import Divergence, Every, EveryVersion, Never
+from clusterenv.sync.client import Announcement, PolicyClient
 
 
 def test_every_version() -> None:
