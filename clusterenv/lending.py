@@ -23,13 +23,14 @@ _MOST = 256 << 20  # bytes that wait for use; more goes back to the system
 _STEPS = 8  # sizes between a power of two and the next
 
 Piece = npt.NDArray[np.uint8]
+Waiting = dict[int, list[Piece]]  # by size
 
 
 class Lender:
     """Makes arrays, of memory that it lent before if nobody holds it any more.
 
     Whoever gets an array owns it: its memory comes back when the array, and every view and
-    tensor that shares it, has gone. One thread at a time asks for arrays; any may let go.
+    tensor that shares it, has gone.
 
     Examples
     --------
@@ -42,21 +43,24 @@ class Lender:
     """
 
     def __init__(self) -> None:
-        self._waiting: list[Piece] = []
+        self._waiting: Waiting = {}
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Column:
         """Return an array whose contents are arbitrary."""
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes < LARGE:
             return np.empty(shape, dtype)
-        loan = _Loan(self._piece(_rounded(nbytes)), self._waiting)
-        return np.asarray(loan)[:nbytes].view(dtype).reshape(shape)
+        size = _rounded(nbytes)
+        try:
+            piece = self._waiting[size].pop()
+        except (KeyError, IndexError):
+            piece = np.empty(size, np.uint8)
+        return np.asarray(_Loan(piece, self._waiting))[:nbytes].view(dtype).reshape(shape)
 
-    def _piece(self, nbytes: int) -> Piece:
-        for k, piece in enumerate(self._waiting):
-            if len(piece) == nbytes:
-                return self._waiting.pop(k)
-        return np.empty(nbytes, np.uint8)
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that wait for use."""
+        return _bytes(self._waiting)
 
 
 class _Loan:
@@ -64,15 +68,25 @@ class _Loan:
 
     __slots__ = ("__array_interface__", "_piece", "_waiting")
 
-    def __init__(self, piece: Piece, waiting: list[Piece]) -> None:
+    def __init__(self, piece: Piece, waiting: Waiting) -> None:
         self.__array_interface__ = piece.__array_interface__
         self._piece = piece
         self._waiting = waiting
 
     def __del__(self) -> None:
-        self._waiting.append(self._piece)
-        while sum(map(len, self._waiting)) > _MOST:
-            self._waiting.pop(0)  # has waited longest
+        # Another thread may take or give at any point: each line alone leaves all in order.
+        alike = self._waiting.setdefault(len(self._piece), [])
+        alike.append(self._piece)
+        if _bytes(self._waiting) > _MOST:  # make room: for what is in use now
+            for pieces in list(self._waiting.values()):
+                if pieces is not alike:
+                    pieces.clear()
+        while _bytes(self._waiting) > _MOST:
+            del alike[:1]
+
+
+def _bytes(waiting: Waiting) -> int:
+    return sum(size * len(pieces) for size, pieces in list(waiting.items()))
 
 
 def _rounded(nbytes: int) -> int:

@@ -75,11 +75,35 @@ def test_no_more_waits_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     lender = Lender()
     arrays = [lender.empty((2 * LARGE,), BYTES) for _ in range(4)]
     del arrays
-    assert sum(map(len, lender._waiting)) == 4 * LARGE
+    assert lender.waiting_bytes == 4 * LARGE
     other = lender.empty((3 * LARGE,), BYTES)
     at = place(other)
-    del other  # what waited longest makes room
+    del other  # what is not used any more makes room
     assert place(lender.empty((3 * LARGE,), BYTES)) == at
+
+
+def test_threads_that_take_and_give_at_once_never_share_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lending, "_MOST", 12 * LARGE)
+    lender, wrong = Lender(), []
+
+    def work(mark: int) -> None:
+        rng = np.random.default_rng(mark)
+        for _ in range(300):
+            size = int(rng.integers(LARGE, 5 * LARGE))
+            array = lender.empty((size,), BYTES)
+            array[::4096] = mark
+            if (array[::4096] != mark).any() or len(array) != size:
+                wrong.append(mark)
+
+    threads = [threading.Thread(target=work, args=(mark,)) for mark in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert lender.waiting_bytes <= 12 * LARGE
 
 
 def test_the_lender_may_go_first() -> None:
