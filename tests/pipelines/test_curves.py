@@ -28,10 +28,12 @@ def test_every_environment_is_drawn_and_tabulated(
     write(tmp_path / "CartPole-v1-1.csv", ["1", "20", "480"])
     write(tmp_path / "CartPole-v1-2.csv", ["1", "20", "30"])
     write(tmp_path / "Mystery-v0-1.csv", ["1", "20", "30"])
+    write(tmp_path / "CartPole-v1-3.csv", ["nan"])  # it was stopped at once
     main(tmp_path)
     output = capsys.readouterr().out
     assert "| CartPole-v1 | 1 | 475 | 200 steps | 480.0 | 480.0 |" in output
     assert "| CartPole-v1 | 2 | 475 | not | 30.0 | 30.0 |" in output
+    assert "| CartPole-v1 | 3 | 475 | not | – | – |" in output
     assert (tmp_path / "CartPole-v1.png").stat().st_size > 1000
     assert (tmp_path / "Mystery-v0.png").exists()
     assert table({}) == table({}).strip()
