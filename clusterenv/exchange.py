@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import selectors
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -26,6 +27,9 @@ Reader = Callable[[Link, Header, Any], Any]
 
 Recover = Callable[[Link, WorkerLost, bool], Link]
 """Places a lost shard again, ending its process first if told to; raises if it must not."""
+
+Fail = Callable[[BaseException], None]
+"""Stops everything before an error, or Ctrl-C, goes on to whoever asked."""
 
 
 class Answer(NamedTuple):
@@ -51,11 +55,15 @@ class Exchange:
         The shards.
     recover
         Called with a shard that is lost; its unanswered requests are then made again.
+    fail
+        Called when a request cannot be sent or no answer be received; a method of whoever owns
+        the exchange, and held weakly.
     """
 
-    def __init__(self, fleet: Fleet, recover: Recover) -> None:
+    def __init__(self, fleet: Fleet, recover: Recover, fail: Fail) -> None:
         self._fleet = fleet
         self._recover = recover
+        self._fail = weakref.WeakMethod(fail)
         self._selector = selectors.DefaultSelector()
         self._ready: deque[Answer] = deque()
         self._unanswered: dict[int, deque[_Request]] = {}
@@ -89,6 +97,34 @@ class Exchange:
         again
             Asks for what is to be had instead if the shard is lost before it answers.
         """
+        try:
+            self._send(shard, kind, reader, again, blob, body)
+        except BaseException as error:
+            self._failed(error)
+            raise
+
+    def recv(self) -> Answer:
+        """Return the next answer of any shard."""
+        try:
+            while not self._ready:
+                for link in self._readable():
+                    self._read(link)
+                if not self._ready:
+                    self._watch()
+        except BaseException as error:
+            self._failed(error)
+            raise
+        return self._ready.popleft()
+
+    def _send(
+        self,
+        shard: int,
+        kind: Frame,
+        reader: Reader,
+        again: Callable[[], None],
+        blob: bytes,
+        body: Sequence[Array],
+    ) -> None:
         size = len(blob) + sum(array.nbytes for array in body)
         unanswered = self._unanswered[shard]
         while unanswered and sum(each.size for each in unanswered) + size > _UNANSWERED_BYTES:
@@ -104,15 +140,6 @@ class Exchange:
         # Resets and calls take as long as they take; a step that does not end is a fault.
         limit = self._patience if kind in (Frame.STEP, Frame.ACT) else float("inf")
         unanswered.append(_Request(size, reader, again, time.monotonic() + limit))
-
-    def recv(self) -> Answer:
-        """Return the next answer of any shard."""
-        while not self._ready:
-            for link in self._readable():
-                self._read(link)
-            if not self._ready:
-                self._watch()
-        return self._ready.popleft()
 
     def _readable(self) -> list[Link]:
         buffered = [link for link in self._fleet.links if link.channel.has_buffered()]
@@ -164,6 +191,11 @@ class Exchange:
         self._selector.register(back.channel, selectors.EVENT_READ, back)
         for request in requests:
             request.again()
+
+    def _failed(self, error: BaseException) -> None:
+        fail = self._fail()
+        if fail is not None:
+            fail(error)
 
     def close(self) -> None:
         """Forget the channels; the fleet closes them."""

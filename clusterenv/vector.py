@@ -6,9 +6,9 @@ import atexit
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -21,7 +21,7 @@ from torch import nn
 
 from clusterenv import config
 from clusterenv.arguments import Reset, check_restarts, env_indices, reset_arguments
-from clusterenv.channel import Header, dumps, dumps_by_value
+from clusterenv.asking import Asking
 from clusterenv.cluster import ClusterLike
 from clusterenv.env_loop import check_spaces
 from clusterenv.envs import Slot
@@ -33,16 +33,15 @@ from clusterenv.errors import (
     ResetNeeded,
     ResultsPending,
 )
-from clusterenv.exchange import Answer, Exchange, Reader
+from clusterenv.exchange import Answer, Exchange
 from clusterenv.fleet import Fleet, Link
-from clusterenv.frames import Frame
+from clusterenv.groups import Groups
 from clusterenv.launch import make_recipe, open_fleet
 from clusterenv.policies.base import Policy
 from clusterenv.recovery import Recovery
 from clusterenv.remote_policy import RemotePolicy
 from clusterenv.result import Result, Rows
 from clusterenv.schema import Column, Layout
-from clusterenv.shard import CallRequest, ResetRequest, StepRequest
 from clusterenv.supervision import Restarts
 from clusterenv.sync.rules import EveryVersion, SyncRule
 
@@ -151,8 +150,10 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         about = fleet.description
         last = fleet.links[-1].share
         self.num_envs = int(last.first + last.count)
-        self._recovery = Recovery(fleet, restarts, self.num_envs)
-        self._exchange = Exchange(fleet, self._recovery.recover)
+        self._groups = Groups(fleet)
+        recovery = Recovery(fleet, restarts, self.num_envs)
+        self._exchange = Exchange(fleet, recovery.recover, self._fail)
+        self._ask = Asking(fleet, self._groups, recovery, self._exchange)
         self._process = os.getpid()
         self.spec = about.spec
         self.metadata = dict(about.metadata)
@@ -163,11 +164,6 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self.action_space = batch_space(about.action_space, self.num_envs)
         self._obs = Layout(about.observation_space)
         self._act = Layout(about.action_space)
-        self._shard_of = np.repeat(
-            np.arange(len(fleet.links)), [link.share.count for link in fleet.links]
-        )
-        self._whole = [_Group(link.index, link.span, link.rows, None, b"") for link in fleet.links]
-        self._groups = {id(whole.ids): whole for whole in self._whole}
         self._pending = np.zeros(self.num_envs, np.bool_)
         self._started = False  # the first reset is of all environments
         self._over = np.zeros(self.num_envs, np.bool_)  # wait for a reset; DISABLED only
@@ -217,8 +213,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         columns = self._action_columns(actions, self.num_envs)
         self._check_ready(slice(None))
         result = Result(self._obs, self.num_envs)
-        for whole in self._whole:
-            self._send_step(whole, [column[whole.span] for column in columns], result)
+        for whole in self._groups.whole:
+            self._ask.step(whole, [column[whole.span] for column in columns], result)
         self._collect()
         if self._disabled:
             self._note_over(slice(None), result.slot)
@@ -238,16 +234,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             self._remote = RemotePolicy(policy, self.sync, self._obs, links, self.num_envs)
         self._remote.refresh(policy)
         result = Result(self._obs, self.num_envs)
-        for whole in self._whole:
-            if self._recovery.pending(whole.span):
-                self._send_due(whole, np.arange(len(whole.ids)), result)
-                continue
-            reader = self._reader(result, whole.span, whole.ids)
-            again = partial(self._send_due, whole, np.arange(len(whole.ids)), result)
-            with self._closing_on_error():
-                incarnation = self._fleet.links[whole.shard].incarnation
-                request = self._remote.request(whole.shard, incarnation)
-                self._exchange.send(whole.shard, Frame.ACT, reader, again, *request)
+        for whole in self._groups.whole:
+            self._ask.act(whole, partial(self._remote.request, whole.shard), result)
         self._collect()
         if self._disabled:
             self._note_over(slice(None), result.slot)
@@ -289,19 +277,18 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             all. With the engines ``"native"`` and ``"envpool"``: whole shards, in order.
         """
         self._check_open()
-        known = self._groups.get(id(env_ids))
+        known = self._groups.known(env_ids)
         if known is not None:  # what recv() gave: nothing to look up
             columns = self._action_columns(actions, len(known.ids))
             self._check_ready(known.ids)
-            self._send_step(known, columns)
+            self._ask.step(known, columns)
             self._pending[known.ids] = True
             return
         ids = env_indices(env_ids, self.num_envs)
         columns = self._action_columns(actions, len(ids))
         self._check_ready(ids)
-        groups = [(self._group(link, ids[at]), at) for link, at in self._by_shard(ids)]
-        for group, at in groups:
-            self._send_step(group, [column[at] for column in columns])
+        for group, at in list(self._groups.split(ids)):
+            self._ask.step(group, [column[at] for column in columns])
         self._pending[ids] = True
 
     def recv(self) -> StepResult:
@@ -395,137 +382,18 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         mask: npt.NDArray[np.bool_] | None,
         result: Result | None,
     ) -> None:
-        for whole in self._whole:
-            self._send_reset_of(whole, seeds, options, mask, result)
+        for whole in self._groups.whole:
+            self._ask.reset(whole, seeds, options, mask, result)
         chosen = slice(None) if mask is None else mask
         self._over[chosen] = False
         self._started = True
-
-    def _send_reset_of(
-        self,
-        whole: _Group,
-        seeds: list[int | None],
-        options: dict[str, Any] | None,
-        mask: npt.NDArray[np.bool_] | None,
-        result: Result | None,
-    ) -> None:
-        own_mask = None if mask is None else mask[whole.span]
-        blob = dumps_by_value(tuple(ResetRequest(seeds[whole.span], options, own_mask)))
-        reader = self._reader(result, whole.span if result else slice(None), whole.ids)
-        again = partial(self._send_reset_of, whole, seeds, options, mask, result)
-        self._recovery.began(whole.ids, seeds, mask)
-        with self._closing_on_error():
-            self._exchange.send(whole.shard, Frame.RESET, reader, again, blob)
-
-    def _send_step(
-        self, group: _Group, columns: Sequence[Column], result: Result | None = None
-    ) -> None:
-        if self._recovery.pending(group.ids):
-            due = self._recovery.due(group.ids)
-            self._send_due(group, np.flatnonzero(due), result)
-            if due.all():
-                return
-            left = np.flatnonzero(~due)
-            group = self._group(self._fleet.links[group.shard], group.ids[left])
-            columns = [column[left] for column in columns]
-        arrays = [columns[k] for k in self._act.arrays]
-        objects = [columns[k] for k in self._act.objects]
-        dtypes = [array.dtype for array in arrays]
-        blob = group.blob
-        if objects or dtypes != self._act.dtypes:
-            blob = dumps(tuple(StepRequest(group.rows, dtypes, objects)))
-        reader: Reader = self._reader(result, group.span if result else slice(None), group.ids)
-        if result and group.rows is not None:
-            reader = self._reader_of(result, group.ids)
-        again = partial(self._send_due, group, np.arange(len(group.ids)), result)
-        with self._closing_on_error():
-            self._exchange.send(group.shard, Frame.STEP, reader, again, blob, arrays)
-
-    def _send_due(self, group: _Group, which: Rows, result: Result | None) -> None:
-        """Reset environments of a lost shard instead of stepping them."""
-        link = self._fleet.links[group.shard]
-        ids = group.ids[which]
-        rows = ids - link.share.first
-        seeds: list[int | None] = [None] * link.share.count
-        for row, seed in zip(rows.tolist(), self._recovery.seeds(ids), strict=True):
-            seeds[row] = seed
-        mask = None
-        if len(rows) < link.share.count:
-            mask = np.isin(np.arange(link.share.count), rows)
-
-        def read(link: Link, header: Header, blob: Any) -> Result:
-            whole = Result(self._obs, link.share.count)
-            self._receive(link, header, blob, whole, slice(None))
-            truncated, infos = self._recovery.settle(ids, link.index)
-            self._recovery.saw(ids, [column[rows] for column in whole.slot.obs])
-            whole.slot.truncated[rows] = truncated
-            target, places = result or Result(self._obs, len(ids), ids), ids
-            if result is None:
-                places = np.arange(len(ids))
-            target.take(whole, rows, places)
-            if infos is not None:
-                target.report(link.index, infos, places)
-            return target
-
-        again = partial(self._send_due, group, which, result)
-        blob = dumps(tuple(ResetRequest(seeds, None, mask)))
-        with self._closing_on_error():
-            self._exchange.send(group.shard, Frame.RESET, read, again, blob)
-
-    def _reader(
-        self, result: Result | None, into: slice, ids: Rows
-    ) -> Callable[[Link, Header, Any], Result]:
-        """Return what reads an answer into ``result``, or into a result of its own."""
-
-        def read(link: Link, header: Header, blob: Any) -> Result:
-            target = result or Result(self._obs, len(ids), ids)
-            self._receive(link, header, blob, target, into)
-            self._recovery.saw(ids, [column[into] for column in target.slot.obs])
-            return target
-
-        return read
-
-    def _receive(self, link: Link, header: Header, blob: Any, target: Result, into: slice) -> None:
-        link.channel.recv_body(header, target.slot.buffers(self._obs, into))
-        if blob is not None:
-            infos, objects, chosen = blob
-            for k, column in zip(self._obs.objects, objects, strict=True):
-                target.slot.obs[k][into] = column
-            if infos:
-                target.report(link.index, infos, np.arange(target.n)[into])
-            if chosen:
-                target.choose(chosen, into)
-
-    def _reader_of(self, result: Result, ids: Rows) -> Callable[[Link, Header, Any], Result]:
-        """Return what reads an answer about some environments of a shard into ``result``."""
-
-        def read(link: Link, header: Header, blob: Any) -> Result:
-            part = self._reader(None, slice(None), ids)(link, header, blob)
-            result.take(part, np.arange(len(ids)), ids)
-            return result
-
-        return read
 
     def _call(self, method: str, arguments: Callable[[Link], tuple[Any, ...]]) -> list[Any]:
         self._check_open()
         if self._pending.any():
             raise ResultsPending(self._pending_message(method))
-
-        def read(link: Link, _header: Header, values: Any) -> tuple[int, list[Any]]:
-            return link.index, values or []
-
-        def ask(shard: int) -> None:
-            request = CallRequest(method, arguments(self._fleet.links[shard]))
-            blob = dumps_by_value(tuple(request))
-            with self._closing_on_error():
-                self._exchange.send(shard, Frame.CALL, read, partial(ask, shard), blob)
-
-        for link in list(self._fleet.links):
-            ask(link.index)
-        answers = []
-        for _ in self._fleet.links:
-            with self._closing_on_error():
-                answers.append(self._exchange.recv().value)
+        self._ask.call(method, arguments)
+        answers = [self._exchange.recv().value for _ in self._fleet.links]
         for answer in answers:  # a wrong name is no reason to close
             if isinstance(answer, Exception):
                 raise answer
@@ -537,19 +405,22 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             self._next_answer()
 
     def _next_answer(self) -> Answer:
-        with self._closing_on_error():
-            answer = self._exchange.recv()
-            if isinstance(answer.value, Exception):
-                raise answer.value
-            return answer
+        answer = self._exchange.recv()
+        if isinstance(answer.value, Exception):
+            self._fail(answer.value)
+            raise answer.value
+        return answer
 
     def _drop_pending(self) -> None:
         """Receive and forget what was sent before, so that a reset begins anew."""
         self._collect()
         self._pending[:] = False
 
-    def _closing_on_error(self) -> _CloseOnError:
-        return _CloseOnError(self)
+    def _fail(self, error: BaseException) -> None:
+        """Close before an error reaches the caller, so that nothing is left running."""
+        self._closed_because = f"after {type(error).__name__}"
+        # Whoever presses Ctrl-C does not want to wait for an environment that hangs.
+        self.close(timeout=None if isinstance(error, Exception) else _INTERRUPTED_SECONDS)
 
     # Checks
 
@@ -591,63 +462,6 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         return reset_arguments(
             seed, options, self.num_envs, maskable=maskable, started=self._started
         )
-
-    def _by_shard(self, ids: Rows) -> Iterable[tuple[Link, slice | Rows]]:
-        shard = self._shard_of[ids]
-        if (shard == shard[0]).all():
-            return [(self._fleet.links[shard[0]], slice(None))]
-        return [(self._fleet.links[k], np.flatnonzero(shard == k)) for k in np.unique(shard)]
-
-    def _group(self, link: Link, ids: Rows) -> _Group:
-        """Return the group of these environments, and know it again when it is sent again."""
-        rows: slice | Rows | None = ids - link.share.first
-        assert isinstance(rows, np.ndarray)
-        if (np.diff(rows) == 1).all():  # neighbours: columns are viewed, not gathered
-            rows = slice(int(rows[0]), int(rows[-1]) + 1)
-            if rows == slice(0, link.share.count):
-                return self._whole[link.index]
-        if not self._fleet.description.partial:
-            raise ConfigError(
-                f"this engine steps whole shards: environments {link.rows[0]} to {link.rows[-1]} "
-                f"together and in order, got {ids.tolist()}; pass info['env_id'] as recv() gave it"
-            )
-        ids.setflags(write=False)
-        if len(self._groups) > 4 * self.num_envs:  # somebody never sends the same group twice
-            self._groups = {id(whole.ids): whole for whole in self._whole}
-        blob = dumps(tuple(StepRequest(rows, None, [])))
-        group = self._groups[id(ids)] = _Group(link.index, link.span, ids, rows, blob)
-        return group
-
-
-class _Group(NamedTuple):
-    """Environments of one shard that are stepped together."""
-
-    shard: int
-    span: slice
-    """The environments of the whole shard."""
-    ids: Rows
-    """Their global indices; read-only, as ``recv`` hands them out."""
-    rows: slice | Rows | None
-    """Their rows in the shard; ``None``: all."""
-    blob: bytes
-    """What a request says of them if the actions are as the space says."""
-
-
-class _CloseOnError:
-    """Closes the environment when a shard fails, so that nothing is left running."""
-
-    def __init__(self, env: ClusterEnv) -> None:
-        self._env = env
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        if kind is not None:
-            self._env._closed_because = f"after {kind.__name__}"
-            # Whoever presses Ctrl-C does not want to wait for an environment that hangs.
-            patience = None if issubclass(kind, Exception) else _INTERRUPTED_SECONDS
-            self._env.close(timeout=patience)
 
 
 @atexit.register

@@ -374,6 +374,13 @@ def test_wrong_number_of_attribute_values(envs: clusterenv.ClusterEnv) -> None:
         envs.set_attr("colour", [1, 2])
 
 
+def test_a_value_that_cannot_be_pickled_is_sent_to_no_shard(envs: clusterenv.ClusterEnv) -> None:
+    envs.set_attr("colour", 5)
+    with pytest.raises(TypeError, match="pickle"):
+        envs.set_attr("colour", [7, 7, 7, threading.Lock()])
+    assert envs.get_attr("colour") == (5, 5, 5, 5)
+
+
 def test_use_after_close(client: Client, leaves_nothing: None) -> None:
     envs = clusterenv.make_vec(World, 4, shards=2, cluster=client)
     envs.close()
