@@ -6,8 +6,8 @@ import enum
 import traceback
 from typing import NamedTuple
 
-from clusterenv.actions import PolicyFault
 from clusterenv.channel import dumps
+from clusterenv.env_loop.actions import PolicyFault
 from clusterenv.envs import EnvRaised
 
 __all__ = ["Failure", "Frame", "failure_of"]

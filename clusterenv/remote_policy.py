@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from clusterenv.actions import ActionCheck, InfoMask, opened
 from clusterenv.channel import Array, dumps, dumps_by_value, loads
+from clusterenv.env_loop.actions import ActionCheck, InfoMask, opened
 from clusterenv.envs import EnvDescription
 from clusterenv.policies.base import Context, Policy
 from clusterenv.schema import Column, Layout

@@ -22,9 +22,9 @@ from distributed import get_worker
 from distributed.comm import get_address_host
 from gymnasium.vector import AutoresetMode
 
-from clusterenv.actions import InfoMask
 from clusterenv.allocator import keep_freed_memory
 from clusterenv.channel import Channel, Header, dumps, loads
+from clusterenv.env_loop.actions import InfoMask
 from clusterenv.envs import Engine, EnvDescription, Infos, Slot, build
 from clusterenv.errors import ChannelClosed
 from clusterenv.frames import Failure, Frame, failure_of

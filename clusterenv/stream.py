@@ -293,7 +293,7 @@ class Stream:
 
     def _stop(self) -> None:
         self._closed = True
-        self._loop.stop = True
+        self._loop.interrupt()
         self._tickets.put(None)
         with self._changed:
             self._changed.notify()

@@ -29,7 +29,7 @@ FORBIDDEN = {
     "clusterenv/envs": {"dask", "distributed", "torch", "clusterenv.cluster", "clusterenv.fleet"},
     "clusterenv/schema.py": {"dask", "distributed", "clusterenv.policy"},
     "clusterenv/infos.py": {"dask", "distributed"},
-    "clusterenv/env_loop.py": {"dask", "distributed", "clusterenv.channel", "clusterenv.fleet"},
+    "clusterenv/env_loop": {"dask", "distributed", "clusterenv.channel", "clusterenv.fleet"},
     "clusterenv/policies": {"dask", "distributed", "clusterenv.store", "clusterenv.envs"},
     "clusterenv/sync": {
         "dask",

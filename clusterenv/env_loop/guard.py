@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from clusterenv.envs import Slot
+from clusterenv.envs import EnvRaised, Slot
 from clusterenv.schema import Column, Layout
 
 __all__ = ["Guard", "SpaceBroken"]
@@ -87,6 +87,14 @@ class Guard:
             for row in _rows((slot.obs[k] < low) | (slot.obs[k] > high)):
                 self._note(found, row, k, slot.obs[k][row], "is out of bounds")
         return found
+
+    def fault(self, slot: Slot, num_envs: int) -> EnvRaised:
+        """Return the first fault as an error; ``slot`` may hold several time rows."""
+        found = self.faults(slot)
+        first = min(found)
+        fault = EnvRaised(first % num_envs, "step")
+        fault.__cause__ = found[first]
+        return fault
 
     def check_value(self, columns: list[Column]) -> None:
         """Raise unless one observation, a column of one row per leaf, is as it should be."""

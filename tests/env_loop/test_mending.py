@@ -15,11 +15,11 @@ from torch import Tensor
 
 import clusterenv
 from clusterenv import Batch, EnvFaults, ReplayStore, errors
-from clusterenv.actions import PolicyFault
 from clusterenv.env_loop import Acting, EnvLoop
+from clusterenv.env_loop.actions import PolicyFault
+from clusterenv.env_loop.guard import SpaceBroken
 from clusterenv.envs import EnvRaised, Recipe, build
 from clusterenv.fragment import Fragment
-from clusterenv.guard import SpaceBroken
 from clusterenv.policies.base import Context, Decision, Policy
 from clusterenv.supervision import rebuilt_seed
 

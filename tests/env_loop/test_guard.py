@@ -4,8 +4,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from clusterenv.env_loop.guard import Guard, SpaceBroken
 from clusterenv.envs import Slot
-from clusterenv.guard import Guard, SpaceBroken
 from clusterenv.schema import Layout
 
 SPACE = gym.spaces.Dict(

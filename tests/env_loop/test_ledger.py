@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from clusterenv.ledger import Ledger, choose_tracks, live_steps
-from clusterenv.recorder import Recorder
+from clusterenv.env_loop.ledger import Ledger, choose_tracks, live_steps
+from clusterenv.env_loop.recorder import Recorder
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from clusterenv.ledger import Book, Ledger, choose_tracks, live_steps, steps_until_enough
+from clusterenv.env_loop.ledger import Book, Ledger, choose_tracks, live_steps, steps_until_enough
 from clusterenv.schema import Column
 
 __all__ = ["Recorder", "Tracks"]

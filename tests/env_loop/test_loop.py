@@ -13,8 +13,8 @@ from compare import assert_same
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from worlds import Masked, World
 
-from clusterenv.actions import PolicyFault
 from clusterenv.env_loop import Acting, EnvLoop, Interrupted
+from clusterenv.env_loop.actions import PolicyFault
 from clusterenv.envs import Recipe, build
 from clusterenv.errors import ConfigError
 from clusterenv.policies import Categorical, Random
@@ -279,6 +279,6 @@ def test_spaces_without_a_tensor_form_are_refused() -> None:
 
 def test_a_stop_gives_up_the_fragment_in_hand() -> None:
     loop = loop_of(Cycle(), "CartPole-v1")
-    loop.stop = True
+    loop.interrupt()
     with pytest.raises(Interrupted):
         loop.fragment(Acting(0, {}))

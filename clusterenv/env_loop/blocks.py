@@ -1,0 +1,54 @@
+"""Columns that steps are written into, time row by time row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clusterenv.envs import Slot
+from clusterenv.schema import Column, Layout
+
+__all__ = ["GIVEN", "Block", "prepare", "room", "time_rows"]
+
+Block = dict[str, Column]
+"""Columns by name, each ``[time, envs, …]``."""
+GIVEN = ("reward", "terminated", "truncated")
+"""What environments give with every step, besides observations."""
+
+
+def prepare(block: Block, layout: Layout, rows: int, n: int) -> list[Column]:
+    """Make sure of the columns that the spaces ask for; return those of the observations.
+
+    Observations have one time row more: what follows the last step.
+    """
+    names = [leaf.name("obs") for leaf in layout.leaves]
+    if "reward" not in block:
+        for name, leaf in zip(names, layout.leaves, strict=True):
+            block[name] = np.empty((rows + 1, n, *leaf.shape), leaf.dtype)
+        block["reward"] = np.empty((rows, n), np.float32)
+        block["terminated"] = np.empty((rows, n), np.bool_)
+        block["truncated"] = np.empty((rows, n), np.bool_)
+    return [block[name] for name in names]
+
+
+def room(block: Block, name: str, values: Column, rows: int) -> Column:
+    """Return a column, made with the first ``values`` that go into it."""
+    column = block.get(name)
+    if column is None:
+        column = block[name] = np.empty((rows, *values.shape), values.dtype)
+    return column
+
+
+def time_rows(
+    block: Block, obs: Sequence[Column], span: range
+) -> Iterator[tuple[int, list[Tensor], Slot]]:
+    """Yield time rows, the observations to act on and where the step's result goes."""
+    here, after = slice(span.start, span.stop), slice(span.start + 1, span.stop + 1)
+    tensors = zip(*(torch.from_numpy(column[here]).unbind(0) for column in obs), strict=True)
+    following = zip(*(column[after] for column in obs), strict=True)
+    flags = (block[name][here] for name in GIVEN)
+    for t, current, beyond, *flag in zip(span, tensors, following, *flags, strict=True):
+        yield t, list(current), Slot(list(beyond), *flag)

@@ -1,0 +1,205 @@
+"""Asks the policy for actions, checks its answer, and writes it into columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from clusterenv.env_loop.actions import ActionCheck, InfoMask, PolicyFault, opened
+from clusterenv.env_loop.blocks import Block, room
+from clusterenv.envs import EnvDescription
+from clusterenv.policies.base import Context, Decision, Policy
+from clusterenv.schema import Column, Layout
+
+__all__ = ["Acting", "Chooser", "Interrupted", "StepOf"]
+
+StepOf = Callable[[int, int], str]
+"""Says, for a message, which step an environment is at, given its row and the time row."""
+
+
+class Acting(NamedTuple):
+    """With what a policy acts: its version, and the scalars of the newest announcement."""
+
+    version: int
+    scalars: Mapping[str, float]
+
+
+class Interrupted(Exception):
+    """The fragment in hand was given up because somebody asked for it."""
+
+
+class Chooser:
+    """A policy with all that it needs to act on: recurrent state, masks, scalars.
+
+    Parameters
+    ----------
+    policy
+        Acts on all environments at once.
+    about
+        The environments.
+    envs
+        Their global indices.
+    """
+
+    def __init__(self, policy: Policy, about: EnvDescription, envs: npt.NDArray[np.int32]) -> None:
+        self.interrupted = False
+        """Set by another thread: the next action is not chosen any more."""
+        self.steps = 0
+        """Steps of all environments so far."""
+        self.mask = InfoMask(len(envs))
+        self.dead = np.zeros(len(envs), np.bool_)
+        """Environments whose next step only resets them."""
+        self.state = policy.initial_state(len(envs))
+        self._policy = policy
+        self._layout = Layout(about.observation_space)
+        self._masks_in_obs = ("action_mask",) in [leaf.path for leaf in self._layout.leaves]
+        self._check = ActionCheck(about.action_space, len(envs))
+        self._envs = envs
+        self._env_tensor = torch.from_numpy(envs.astype(np.int64))
+
+    @property
+    def checks_all(self) -> bool:
+        """Whether an action that it returns is in the space for certain."""
+        return self._check.is_complete
+
+    @property
+    def masked(self) -> bool:
+        """Whether environments say which actions are allowed."""
+        return self._masks_in_obs or self.mask.value is not None
+
+    @property
+    def version(self) -> int:
+        """Of the policy that acts."""
+        return self._acting.version
+
+    def begin(self, acting: Acting, between: Callable[[], Acting] | None) -> None:
+        """Act with this from now on; ``between`` is asked before every step."""
+        self._acting, self._between = acting, between
+        self._context = Context(self._env_tensor, acting.scalars, self.state)
+
+    def act(
+        self, current: list[Tensor], block: Block, t: int, rows: int, step_of: StepOf
+    ) -> Column:
+        """Choose an action for every environment.
+
+        Parameters
+        ----------
+        current
+            Observations.
+        block
+            Columns of ``rows`` time rows; actions and the policy's own go to time row ``t``.
+        step_of
+            For the message if an action is wrong.
+
+        Raises
+        ------
+        PolicyFault
+            If the policy raises, or returns something that cannot be used.
+        """
+        if self.interrupted:
+            raise Interrupted
+        self.steps += 1
+        if self._between is not None:
+            self._switch(self._between())
+        obs: Any = self._layout.nest(current)
+        context, mask = self._context, None
+        if self.masked:
+            mask = self._current_mask(obs)
+            context = replace(context, mask=mask)
+        try:
+            decision: Decision = self._policy.act(obs, context)
+        except Exception as error:
+            raise PolicyFault(
+                f"the policy raised {type(error).__name__} on environments "
+                f"{self._envs[0]}–{self._envs[-1]} at time row {t}: {error}"
+            ) from error
+
+        def where(row: int) -> str:
+            return f"environment {self._envs[row]} at step {step_of(row, t)}"
+
+        action = self._check(decision.action, mask, where)
+        room(block, "action", action, rows)[t] = action
+        for name, tensor in decision.extras.items():
+            values = tensor.numpy()
+            if values.shape[:1] != self._envs.shape:
+                raise PolicyFault(
+                    f"the policy's {name!r} has shape {values.shape}; expected a row for each of "
+                    f"the {len(self._envs)} environments"
+                )
+            room(block, name, values, rows)[t] = values
+        if self.mask.value is not None:
+            room(block, "action_mask", self.mask.value, rows)[t] = self.mask.value
+        if decision.state:
+            self._keep({name: tensor.clone() for name, tensor in decision.state.items()})
+        return action
+
+    def act_again(
+        self,
+        row: int,
+        current: list[Column],
+        block: Block,
+        t: int,
+        rows: int,
+        step_of: StepOf,
+        *,
+        given: tuple[str, ...],
+        first: Mapping[str, Column] | None,
+    ) -> Any:
+        """Choose an action for an environment that begins anew, and write it over the old one.
+
+        Parameters
+        ----------
+        given
+            Columns that the environments write; these are left alone.
+        first
+            Where the state of the first time row is kept, if this is the first.
+        """
+        before = self.state
+        if before:
+            self.state = {name: tensor.clone() for name, tensor in before.items()}
+            begins = np.zeros(len(self._envs), np.bool_)
+            begins[row] = True
+            self.reset_state(begins)
+            for name, held in (first or {}).items():
+                held[row] = self.state[name][row].numpy()
+            self._keep(self.state)
+        kept = {name: column[t].copy() for name, column in block.items() if name not in given}
+        between, self._between = self._between, None  # one version for all of this step
+        action = self.act([torch.from_numpy(c) for c in current], block, t, rows, step_of)
+        self._between = between
+        for name, column in kept.items():
+            column[row] = block[name][t, row]
+            block[name][t] = column
+        if before:
+            for name, tensor in before.items():
+                tensor[row] = self.state[name][row]
+            self._keep(before)
+        return action[row]
+
+    def reset_state(self, which: npt.NDArray[np.bool_]) -> None:
+        """Give environments that begin an episode their initial recurrent state."""
+        if which.any():
+            at = torch.from_numpy(np.flatnonzero(which))
+            for name, tensor in self._policy.initial_state(len(at)).items():
+                self.state[name][at] = tensor
+
+    def _keep(self, state: dict[str, Tensor]) -> None:
+        self.state = state
+        self._context = replace(self._context, state=state)
+
+    def _switch(self, acting: Acting) -> None:
+        if acting.scalars is not self._acting.scalars:
+            self._context = replace(self._context, scalars=acting.scalars)
+        self._acting = acting
+
+    def _current_mask(self, obs: Any) -> Tensor:
+        if self.mask.value is not None:
+            return opened(torch.from_numpy(self.mask.value), self.dead)
+        mask: Tensor = obs["action_mask"]
+        return opened(mask.to(torch.bool), self.dead)

@@ -1,0 +1,222 @@
+"""Engines that reset in the same step: rows are written where they stay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from clusterenv.env_loop.blocks import GIVEN, Block, prepare, time_rows
+from clusterenv.env_loop.chooser import Chooser, StepOf
+from clusterenv.env_loop.guard import Guard
+from clusterenv.env_loop.ledger import Ledger
+from clusterenv.env_loop.mending import Mender
+from clusterenv.envs import Engine, EnvRaised, Slot
+from clusterenv.fragment import Fragment
+from clusterenv.infos import pack
+from clusterenv.schema import Column, Layout
+
+__all__ = ["InPlace"]
+
+
+class _Place(NamedTuple):
+    """Where in a fragment a step stands."""
+
+    t: int
+    block: Block
+    state: dict[str, Column]
+    finals: dict[int, Any]
+    step_of: StepOf
+
+
+class InPlace:
+    """Fills fragments without a copy, and mends environments that fail.
+
+    Parameters
+    ----------
+    engine
+        The environments.
+    chooser
+        Chooses actions.
+    envs
+        Global indices of the environments.
+    horizon
+        Time rows of a fragment.
+    guard
+        Looks at what environments return.
+    mender
+        Rebuilds environments that fail; without it a fault is raised.
+    obs
+        What the first reset gave.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        chooser: Chooser,
+        envs: npt.NDArray[np.int32],
+        horizon: int,
+        guard: Guard | None,
+        mender: Mender | None,
+        obs: list[Column],
+    ) -> None:
+        self._engine = engine
+        self._chooser = chooser
+        self._envs = envs
+        self._n = len(envs)
+        self._horizon = horizon
+        self._guard = guard
+        self._mender = mender
+        self._obs_now = obs
+        self._layout = Layout(engine.description.observation_space)
+        self._obs_names = [leaf.name("obs") for leaf in self._layout.leaves]
+        self._ledger = Ledger.begin(self._n)
+
+    @property
+    def waiting_rows(self) -> int:
+        """Rows that are in no fragment: none, every step is in one."""
+        return 0
+
+    def fragment(self, block: Block, fresh: bool) -> Fragment:
+        """Step until a fragment is full; ``block`` holds its columns, or becomes them."""
+        horizon, n, chooser = self._horizon, self._n, self._chooser
+        obs = prepare(block, self._layout, horizon, n)
+        for column, now in zip(obs, self._obs_now, strict=True):
+            column[0] = now
+        state = {name: tensor.numpy().copy() for name, tensor in chooser.state.items()}
+        terminated, truncated = block["terminated"], block["truncated"]
+        versions = np.empty(horizon, np.int32)
+        finals: dict[int, Any] = {}  # by row
+
+        def step_of(row: int, t: int) -> str:
+            ended = np.flatnonzero(terminated[:t, row] | truncated[:t, row])
+            steps = t - ended[-1] - 1 if len(ended) else t + self._ledger.step[row]
+            return f"{steps} of its episode"
+
+        for t, current, slot in time_rows(block, obs, range(horizon)):
+            action = chooser.act(current, block, t, horizon, step_of)
+            versions[t] = chooser.version
+            try:
+                infos = self._engine.step([action], slot, None)
+            except EnvRaised as fault:
+                if self._mender is None:
+                    raise
+                place = _Place(t, block, state, finals, step_of)
+                self._mend(self._mender, fault, action, slot, place)
+            else:
+                if infos:
+                    self._note(infos, t, None, finals)
+                if self._guard is not None and not self._guard.passes(slot):
+                    if self._mender is None:
+                        raise self._guard.fault(slot, n)
+                    place = _Place(t, block, state, finals, step_of)
+                    self._mend(self._mender, None, action, slot, place)
+            if chooser.state:
+                chooser.reset_state(terminated[t] | truncated[t])
+        self._obs_now = [column[horizon] for column in obs]
+        ended = terminated | truncated
+        book = self._ledger.post_block(np.arange(n), block["reward"], ended)
+        last = np.flatnonzero(~ended[-1])
+        tail = self._layout.empty(len(finals))
+        for row, value in enumerate(finals.values()):
+            self._layout.write(tail, row, value)
+        tails = {
+            name: np.concatenate([part, column[horizon][last]])
+            for name, part, column in zip(self._obs_names, tail, obs, strict=True)
+        }
+        columns = {
+            name: column[:horizon].reshape(horizon * n, *column.shape[2:])
+            for name, column in block.items()
+        }
+        columns["episode"], columns["step"] = book.episode.reshape(-1), book.step.reshape(-1)
+        columns["env"] = np.tile(self._envs, horizon)
+        columns["version"] = np.repeat(versions, n)
+        rows = np.concatenate([np.array(list(finals), np.int64), (horizon - 1) * n + last])
+        cuts = self._mender.take_cuts() if self._mender is not None else []
+        return Fragment(
+            columns, n, rows, tails, state, book.returns, book.lengths, block=block, cuts=cuts
+        )
+
+    def check_final(self, value: Any) -> None:
+        """Raise if the last observation of an episode is not as it should be."""
+        if self._guard is not None:
+            columns = self._layout.empty(1)
+            self._layout.write(columns, 0, value)
+            self._guard.check_value(columns)
+
+    def _note(self, infos: Any, t: int, rows: Sequence[int] | None, finals: dict[int, Any]) -> None:
+        """Take from the infos of a step, of ``rows`` or of all, what belongs to the fragment."""
+        self._chooser.mask.note(infos, rows)
+        if "final_obs" in infos:
+            at, values = infos["final_obs"]
+            where = at if rows is None else np.asarray(rows)[at]
+            finals.update(zip((t * self._n + where).tolist(), values, strict=True))
+
+    # Environments that fail: one is rebuilt, the others go on.
+
+    def _mend(
+        self, mender: Mender, fault: EnvRaised | None, action: Column, slot: Slot, place: _Place
+    ) -> None:
+        """Finish a step in which an environment raised, or broke its space.
+
+        A step that failed has not happened: the episode ends with the one before it, and the
+        rebuilt environment's first step takes its place.
+        """
+        t = place.t
+        while True:
+            if fault is None:
+                broken = {} if self._guard is None else self._guard.faults(slot)
+                if not broken:
+                    return
+                row, cause = next(iter(broken.items()))
+                ended = slot.terminated[row] | slot.truncated[row]
+                # After an end, what was written is the observation of a reset.
+                fault = EnvRaised(
+                    row, "reset" if ended and np.isfinite(slot.reward[row]) else "step"
+                )
+                fault.__cause__ = cause
+            elif fault.infos:
+                self._note(pack(fault.infos), t, None, place.finals)
+            row, rows = fault.env, fault.left
+            if fault.doing == "reset":
+                self._rebuild(mender, fault, action, slot.obs, t)
+            else:
+                place.finals.pop(t * self._n + row, None)
+                at = self._cut(row, place)
+                now = [place.block[name][t] for name in self._obs_names]
+                self._rebuild(mender, fault, action, now, at)
+                action[row] = self._chooser.act_again(
+                    *(row, now, place.block, t, self._horizon, place.step_of),
+                    given=(*GIVEN, *self._obs_names),
+                    first=place.state if t == 0 else None,
+                )
+                rows = [row, *rows]
+            fault = None
+            if rows:
+                try:
+                    infos = self._engine.step([action[rows]], slot, rows)
+                    if infos:
+                        self._note(infos, t, rows, place.finals)
+                except EnvRaised as another:
+                    fault = another
+
+    def _rebuild(
+        self, mender: Mender, fault: EnvRaised, action: Column, obs: list[Column], cut_at: int
+    ) -> None:
+        info = mender.rebuild(fault, action[fault.env], obs, cut_at)
+        self._chooser.mask.note(pack([(fault.env, info)]) if info else None)
+
+    def _cut(self, row: int, place: _Place) -> int:
+        """End the episode of an environment with its last good step; return when that was."""
+        t, block = place.t, place.block
+        if t == 0:
+            self._ledger.cut(row)
+            return -1
+        if block["terminated"][t - 1, row] or block["truncated"][t - 1, row]:
+            return -1  # it had no step
+        block["truncated"][t - 1, row] = True
+        final = [block[name][t, row].copy() for name in self._obs_names]
+        place.finals[(t - 1) * self._n + row] = self._layout.nest(final)
+        return t - 1

@@ -1,0 +1,147 @@
+"""The env loop: a policy and an engine fill fragments, with no cluster in sight.
+
+A fragment holds ``horizon`` consecutive rows of each of ``num_envs`` tracks, time-major. Every
+row is a real step: where an engine spends a step on resetting, that step is left out, and the
+true final observation of every episode is kept beside the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+
+from clusterenv.env_loop.actions import annotate, check_log_prob
+from clusterenv.env_loop.blocks import Block
+from clusterenv.env_loop.chooser import Acting, Chooser
+from clusterenv.env_loop.guard import Guard
+from clusterenv.env_loop.in_place import InPlace
+from clusterenv.env_loop.mending import Mender
+from clusterenv.env_loop.recorded import Recorded
+from clusterenv.envs import Engine, Slot
+from clusterenv.envs.loop import LoopEngine
+from clusterenv.errors import ConfigError
+from clusterenv.fragment import Fragment
+from clusterenv.policies.base import Policy
+from clusterenv.schema import Layout
+from clusterenv.supervision import EnvFaults
+
+__all__ = ["EnvLoop", "check_spaces"]
+
+_SPARE = 4  # blocks that are kept for the next fragments
+
+
+def check_spaces(observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
+    """Raise unless trajectories of these spaces have a tensor form."""
+    for leaf in Layout(observation_space).leaves:
+        if not leaf.is_array:
+            raise ConfigError(
+                f"{leaf.name('obs')} has no tensor form; leave it out with a wrapper: "
+                "wrappers=(lambda env: FilterObservation(env, ['image']),)"
+            )
+    if isinstance(action_space, (spaces.Dict, spaces.Tuple)) or not Layout(action_space).arrays:
+        raise ConfigError(
+            f"a policy acts in one array, but the action space is {action_space}; flatten it with "
+            "a wrapper such as gymnasium.wrappers.TransformAction"
+        )
+
+
+class EnvLoop:
+    """Fills fragments.
+
+    Parameters
+    ----------
+    engine
+        The environments. If it resets in the same step, observations are written straight
+        into the fragment; otherwise steps are recorded first and the dead ones left out.
+    policy
+        Acts on all environments at once.
+    first
+        Global index of the first environment.
+    horizon
+        Time rows of a fragment.
+    seeds
+        One per environment.
+    faults
+        What becomes of environments that fail. Engines that cannot rebuild a single one
+        raise; so does every engine if nothing is given.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        policy: Policy,
+        first: int,
+        horizon: int,
+        seeds: Sequence[int | None],
+        faults: EnvFaults | None = None,
+    ) -> None:
+        about = engine.description
+        check_spaces(about.observation_space, about.action_space)
+        self._policy = policy
+        self._annotates = type(policy).annotate is not Policy.annotate
+        self._free: list[Block] = []
+        envs = np.arange(first, first + engine.num_envs, dtype=np.int32)
+        self._chooser = Chooser(policy, about, envs)
+        if self._chooser.checks_all:
+            engine.trust_actions()
+        guard = None if faults is None else Guard(about.observation_space, faults.bounds)
+        slot = Slot.empty(Layout(about.observation_space), engine.num_envs)
+        self._chooser.mask.note(engine.reset(slot, list(seeds), None, None))
+        self._way: InPlace | Recorded
+        if about.autoreset_mode is AutoresetMode.SAME_STEP:
+            mender = None
+            if isinstance(engine, LoopEngine) and faults is not None:
+                mender = Mender(engine, faults, first, seeds)
+            self._way = InPlace(engine, self._chooser, envs, horizon, guard, mender, slot.obs)
+            if isinstance(engine, LoopEngine):
+                engine.check_final = self._way.check_final
+        else:
+            self._way = Recorded(engine, self._chooser, envs, horizon, guard, slot.obs)
+
+    @property
+    def steps(self) -> int:
+        """Steps of all environments so far; tells whoever asks that they move."""
+        return self._chooser.steps
+
+    @property
+    def waiting_rows(self) -> int:
+        """Rows that were recorded and are in no fragment."""
+        return self._way.waiting_rows
+
+    def interrupt(self) -> None:
+        """Give up the fragment in hand, which raises ``Interrupted``; from any thread."""
+        self._chooser.interrupted = True
+
+    def fragment(
+        self, acting: Acting, fresh: bool = False, between: Callable[[], Acting] | None = None
+    ) -> Fragment:
+        """Step until a fragment is full, and return it.
+
+        Parameters
+        ----------
+        acting
+            With what the policy acts; every row remembers the version.
+        fresh
+            Leave out rows that were recorded before this call (they are counted), so that
+            the whole fragment is of this version.
+        between
+            Called before every step; with what it returns the policy acts from there on.
+        """
+        self._chooser.begin(acting, between)
+        block = self._free.pop() if self._free else {}
+        with torch.inference_mode():
+            fragment = self._way.fragment(block, fresh)
+            check_log_prob(fragment.columns)
+            if self._annotates:
+                annotate(fragment, self._policy)
+        return fragment
+
+    def recycle(self, fragment: Fragment) -> None:
+        """Take back the buffers of a fragment that nobody reads any more."""
+        if fragment.block is not None and len(self._free) < _SPARE:
+            self._free.append(fragment.block)
