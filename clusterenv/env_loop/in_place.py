@@ -10,13 +10,13 @@ import numpy.typing as npt
 
 from clusterenv.env_loop.blocks import GIVEN, Block, prepare, time_rows
 from clusterenv.env_loop.chooser import Chooser, StepOf
+from clusterenv.env_loop.filler import Filler
 from clusterenv.env_loop.guard import Guard
-from clusterenv.env_loop.ledger import Ledger
 from clusterenv.env_loop.mending import Mender
 from clusterenv.envs import Engine, EnvRaised, Slot
 from clusterenv.fragment import Fragment
 from clusterenv.infos import pack
-from clusterenv.schema import Column, Layout
+from clusterenv.schema import Column
 
 __all__ = ["InPlace"]
 
@@ -31,21 +31,13 @@ class _Place(NamedTuple):
     step_of: StepOf
 
 
-class InPlace:
+class InPlace(Filler):
     """Fills fragments without a copy, and mends environments that fail.
 
     Parameters
     ----------
-    engine
-        The environments.
-    chooser
-        Chooses actions.
-    envs
-        Global indices of the environments.
-    horizon
-        Time rows of a fragment.
-    guard
-        Looks at what environments return.
+    engine, chooser, envs, horizon, guard
+        As for :class:`Filler`.
     mender
         Rebuilds environments that fail; without it a fault is raised.
     obs
@@ -62,25 +54,15 @@ class InPlace:
         mender: Mender | None,
         obs: list[Column],
     ) -> None:
-        self._engine = engine
-        self._chooser = chooser
-        self._envs = envs
-        self._n = len(envs)
-        self._horizon = horizon
-        self._guard = guard
+        super().__init__(engine, chooser, envs, horizon, guard)
         self._mender = mender
         self._obs_now = obs
-        self._layout = Layout(engine.description.observation_space)
-        self._obs_names = [leaf.name("obs") for leaf in self._layout.leaves]
-        self._ledger = Ledger.begin(self._n)
 
     @property
     def waiting_rows(self) -> int:
-        """Rows that are in no fragment: none, every step is in one."""
-        return 0
+        return 0  # every step is in a fragment
 
     def fragment(self, block: Block, fresh: bool) -> Fragment:
-        """Step until a fragment is full; ``block`` holds its columns, or becomes them."""
         horizon, n, chooser = self._horizon, self._n, self._chooser
         obs = prepare(block, self._layout, horizon, n)
         for column, now in zip(obs, self._obs_now, strict=True):

@@ -18,6 +18,7 @@ from gymnasium.vector import AutoresetMode
 from clusterenv.env_loop.actions import annotate, check_log_prob
 from clusterenv.env_loop.blocks import Block
 from clusterenv.env_loop.chooser import Acting, Chooser
+from clusterenv.env_loop.filler import Filler
 from clusterenv.env_loop.guard import Guard
 from clusterenv.env_loop.in_place import InPlace
 from clusterenv.env_loop.mending import Mender
@@ -92,16 +93,17 @@ class EnvLoop:
         guard = None if faults is None else Guard(about.observation_space, faults.bounds)
         slot = Slot.empty(Layout(about.observation_space), engine.num_envs)
         self._chooser.mask.note(engine.reset(slot, list(seeds), None, None))
-        self._way: InPlace | Recorded
+        self._filler: Filler
         if about.autoreset_mode is AutoresetMode.SAME_STEP:
             mender = None
             if isinstance(engine, LoopEngine) and faults is not None:
                 mender = Mender(engine, faults, first, seeds)
-            self._way = InPlace(engine, self._chooser, envs, horizon, guard, mender, slot.obs)
+            in_place = InPlace(engine, self._chooser, envs, horizon, guard, mender, slot.obs)
             if isinstance(engine, LoopEngine):
-                engine.check_final = self._way.check_final
+                engine.check_final = in_place.check_final
+            self._filler = in_place
         else:
-            self._way = Recorded(engine, self._chooser, envs, horizon, guard, slot.obs)
+            self._filler = Recorded(engine, self._chooser, envs, horizon, guard, slot.obs)
 
     @property
     def steps(self) -> int:
@@ -111,7 +113,7 @@ class EnvLoop:
     @property
     def waiting_rows(self) -> int:
         """Rows that were recorded and are in no fragment."""
-        return self._way.waiting_rows
+        return self._filler.waiting_rows
 
     def interrupt(self) -> None:
         """Give up the fragment in hand, which raises ``Interrupted``; from any thread."""
@@ -135,7 +137,7 @@ class EnvLoop:
         self._chooser.begin(acting, between)
         block = self._free.pop() if self._free else {}
         with torch.inference_mode():
-            fragment = self._way.fragment(block, fresh)
+            fragment = self._filler.fragment(block, fresh)
             check_log_prob(fragment.columns)
             if self._annotates:
                 annotate(fragment, self._policy)

@@ -11,31 +11,23 @@ from torch import Tensor
 from clusterenv.env_loop.actions import PolicyFault
 from clusterenv.env_loop.blocks import GIVEN, Block, prepare, room, time_rows
 from clusterenv.env_loop.chooser import Chooser
+from clusterenv.env_loop.filler import Filler
 from clusterenv.env_loop.guard import Guard
-from clusterenv.env_loop.ledger import Ledger
 from clusterenv.env_loop.recorder import Recorder
 from clusterenv.envs import Engine, EnvRaised, Slot
 from clusterenv.fragment import Fragment
-from clusterenv.schema import Column, Layout
+from clusterenv.schema import Column
 
 __all__ = ["Recorded"]
 
 
-class Recorded:
+class Recorded(Filler):
     """Fills fragments from a ring of recorded steps.
 
     Parameters
     ----------
-    engine
-        The environments.
-    chooser
-        Chooses actions.
-    envs
-        Global indices of the environments.
-    horizon
-        Time rows of a fragment.
-    guard
-        Looks at what environments return.
+    engine, chooser, envs, horizon, guard
+        As for :class:`Filler`.
     obs
         What the first reset gave.
     """
@@ -49,15 +41,7 @@ class Recorded:
         guard: Guard | None,
         obs: list[Column],
     ) -> None:
-        self._engine = engine
-        self._chooser = chooser
-        self._envs = envs
-        self._n = len(envs)
-        self._horizon = horizon
-        self._guard = guard
-        self._layout = Layout(engine.description.observation_space)
-        self._obs_names = [leaf.name("obs") for leaf in self._layout.leaves]
-        self._ledger = Ledger.begin(self._n)
+        super().__init__(engine, chooser, envs, horizon, guard)
         self._recorder = Recorder(self._n, horizon, self._ledger)
         self._obs = prepare(self._recorder.columns, self._layout, self._recorder.rows, self._n)
         for column, initial in zip(self._obs, obs, strict=True):
@@ -67,14 +51,9 @@ class Recorded:
 
     @property
     def waiting_rows(self) -> int:
-        """Rows that were recorded and are in no fragment."""
         return self._recorder.waiting_rows
 
     def fragment(self, block: Block, fresh: bool) -> Fragment:
-        """Step until a fragment is full; its columns are copied to ``block``.
-
-        With ``fresh`` what waited before, and what is left over, is let go and counted.
-        """
         recorder, horizon, n = self._recorder, self._horizon, self._n
         record = recorder.columns
         left = [recorder.forget()] if fresh else []
