@@ -6,6 +6,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import cloudpickle
 import numpy as np
 import numpy.typing as npt
 
@@ -14,7 +15,16 @@ from clusterenv.policies.base import Policy
 from clusterenv.stream import SWITCHES
 from clusterenv.supervision import EnvFaults, Restarts
 
-__all__ = ["Reset", "check_collector", "check_survival", "env_indices", "reset_arguments"]
+__all__ = [
+    "Reset",
+    "check_collector",
+    "check_restarts",
+    "check_rule",
+    "check_survival",
+    "env_indices",
+    "pickled",
+    "reset_arguments",
+]
 
 
 class Reset(NamedTuple):
@@ -119,7 +129,7 @@ def env_indices(given: Sequence[int] | npt.NDArray[Any] | None, n: int) -> npt.N
 
 
 def check_collector(
-    policy: Any, horizon: int, credit: int, rule: Any, switch: Any, version: Any
+    policy: Any, horizon: Any, credit: Any, rule: Any, seed: Any, switch: Any, version: Any
 ) -> None:
     """Raise ``ConfigError`` unless a collector can be made of these."""
     if not isinstance(policy, Policy):
@@ -128,19 +138,55 @@ def check_collector(
             "clusterenv.policies.Categorical(module), Gaussian(module, action_space), "
             "EpsilonGreedy(q_module) or CleanRL(agent)"
         )
-    if not isinstance(horizon, int) or horizon < 1:
+    if not _is_count(horizon) or horizon < 1:
         raise ConfigError(f"horizon must be a positive integer, got {horizon!r}: horizon=128")
-    if credit < 2:
-        raise ConfigError(f"credits must be at least 2, or shards wait for the head, got {credit}")
-    if not callable(getattr(rule, "should_pull", None)):
-        raise ConfigError(f"sync={rule!r} is no rule: sync=clusterenv.Divergence(0.05)")
-    if not isinstance(version, int) or version < 0:
+    if not _is_count(credit) or credit < 2:
+        raise ConfigError(
+            f"credits must be an integer, at least 2, or shards wait for the head, got {credit!r}: "
+            "credits=2"
+        )
+    if seed is not None and (not _is_count(seed) or seed < 0):
+        raise ConfigError(f"seed must be an integer, at least 0, got {seed!r}: seed=1")
+    check_rule(rule, policy)
+    if not _is_count(version) or version < 0:
         raise ConfigError(f"version must be an integer, at least 0, got {version!r}: version=0")
     if switch not in SWITCHES:
         raise ConfigError(
             f"switch={switch!r} is unknown; a shard changes its policy between fragments, "
             "switch='fragment', or between steps, switch='step'"
         )
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def check_rule(rule: Any, policy: Policy) -> None:
+    """Raise ``ConfigError`` unless this says when shards pull, and can be asked of the policy."""
+    if isinstance(rule, type) or not callable(getattr(rule, "should_pull", None)):
+        raise ConfigError(f"sync={rule!r} is no rule: sync=clusterenv.Divergence(0.05)")
+    if rule.needs_divergence and type(policy).distribution is Policy.distribution:
+        raise ConfigError(
+            f"sync={rule} compares distributions, and {type(policy).__name__} has none: define "
+            "distribution(obs, context), or count versions: sync=clusterenv.Every(4)"
+        )
+
+
+def pickled(policy: Any) -> bytes:
+    """Return what holds a policy as a worker gets it.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be pickled.
+    """
+    try:
+        return cloudpickle.dumps(policy, protocol=5)  # type: ignore[no-any-return]
+    except Exception as error:
+        raise ConfigError(
+            f"the policy cannot be sent to a worker: {error}. Keep locks, files and "
+            "environments out of it"
+        ) from error
 
 
 def check_restarts(restarts: Any) -> None:

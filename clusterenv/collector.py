@@ -9,14 +9,14 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import cloudpickle
 import gymnasium as gym
+import numpy as np
 from dask.utils import parse_bytes
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 
 from clusterenv import config
-from clusterenv.arguments import check_collector, check_survival
+from clusterenv.arguments import check_collector, check_survival, pickled
 from clusterenv.batch import Batch
 from clusterenv.channel import dumps
 from clusterenv.cluster import ClusterLike
@@ -112,21 +112,15 @@ class Collector:
         rule = EveryVersion() if sync is None else sync
         restarts = Restarts() if restarts is None else restarts
         env_faults = EnvFaults() if env_faults is None else env_faults
-        check_collector(policy, horizon, credits, rule, switch, version)
+        check_collector(policy, horizon, credits, rule, seed, switch, version)
         check_survival(restarts, env_faults, shards, max_shards)
         # The loop resets in the same step, so that no step is spent on resetting.
         loop = engine in ("auto", "gymnasium")
         mode = AutoresetMode.SAME_STEP if loop else AutoresetMode.NEXT_STEP
         recipe = make_recipe(env, num_envs, engine, mode, wrappers, env_kwargs)
         relays = _relays(policy)
-        try:
-            spec = StreamSpec(policy, rule, horizon, seed, version, switch, env_faults, relays)
-            stream = cloudpickle.dumps(spec)
-        except Exception as error:
-            raise ConfigError(
-                f"the policy cannot be sent to a worker: {error}. Keep locks, files and "
-                "environments out of it"
-            ) from error
+        spec = StreamSpec(policy, rule, horizon, seed, version, switch, env_faults, relays)
+        stream = pickled(spec)
         self._fleet, self._owned_client = open_fleet(recipe, num_envs, shards, cluster, stream)
         about = self._fleet.description
         self.observation_space = about.observation_space
@@ -215,11 +209,14 @@ class Collector:
         """
         self._check_open()
         for name, value in scalars.items():
-            if not isinstance(value, (int, float)):
-                raise ConfigError(f"publish({name}={value!r}): scalars are numbers")
+            if not isinstance(value, (int, float, np.number)):
+                raise ConfigError(
+                    f"publish({name}={value!r}): scalars are numbers, publish(policy, {name}=0.1)"
+                )
         with self._intake.roster:
             with self._tally.lock:
-                announcement = self._publisher.publish(policy, scalars)
+                numbers = {name: float(value) for name, value in scalars.items()}
+                announcement = self._publisher.publish(policy, numbers)
             self._intake.announce(dumps(tuple(announcement)))
         return announcement.version
 

@@ -15,7 +15,7 @@ from distributed import Actor, Client, wait
 from clusterenv import config
 from clusterenv.channel import Channel, loads
 from clusterenv.cluster import wait_for_workers
-from clusterenv.env_loop.actions import PolicyFault
+from clusterenv.env_loop.faults import PolicyFault
 from clusterenv.envs import EnvDescription
 from clusterenv.errors import (
     ConfigError,

@@ -7,7 +7,7 @@ import traceback
 from typing import NamedTuple
 
 from clusterenv.channel import dumps
-from clusterenv.env_loop.actions import PolicyFault
+from clusterenv.env_loop.faults import PolicyFault
 from clusterenv.envs import EnvRaised
 
 __all__ = ["Failure", "Frame", "failure_of"]

@@ -13,9 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from clusterenv.channel import Array, dumps, dumps_by_value, loads
-from clusterenv.env_loop.actions import ActionCheck, InfoMask, opened
+from clusterenv.arguments import check_rule, pickled
+from clusterenv.channel import Array, dumps, loads
+from clusterenv.env_loop.actions import ActionCheck
+from clusterenv.env_loop.decisions import ExtrasCheck, ask, check_log_prob
+from clusterenv.env_loop.masks import InfoMask, opened
 from clusterenv.envs import EnvDescription
+from clusterenv.errors import ConfigError
 from clusterenv.policies.base import Context, Policy
 from clusterenv.schema import Column, Layout
 from clusterenv.sync.publisher import Publisher
@@ -23,6 +27,9 @@ from clusterenv.sync.rules import SyncRule
 from clusterenv.sync.weights import Weights, load, manifest_of
 
 __all__ = ["ActRequest", "LocalPolicy", "RemotePolicy"]
+
+
+_TAKEN = {"action", "policy_version", "env_id", "lost", "final_obs", "final_info"}
 
 
 class ActRequest(NamedTuple):
@@ -39,7 +46,9 @@ class RemotePolicy:
     def __init__(
         self, policy: Policy, rule: SyncRule, observations: Layout, shards: int, envs: int
     ) -> None:
-        self._pickled = dumps_by_value(policy)
+        check_rule(rule, policy)
+        self._pickled = pickled(policy)
+        self._kind = type(policy)
         self._rule = rule
         self._publisher = Publisher(policy, rule, observations, shards)
         self._has: dict[int, int] = {}  # which incarnation of a shard has the policy
@@ -52,6 +61,11 @@ class RemotePolicy:
 
     def refresh(self, policy: Policy) -> None:
         """Make a new version if the policy's tensors were changed since the last step."""
+        if type(policy) is not self._kind:
+            raise ConfigError(
+                f"step() got a {type(policy).__name__}, and a {self._kind.__name__} before; the "
+                "shards go on with the one policy: make another ClusterEnv for another"
+            )
         now = _fingerprint(policy)
         if now != self._print:
             self._print = now
@@ -60,21 +74,18 @@ class RemotePolicy:
     def request(self, shard: int, incarnation: int) -> tuple[bytes, list[Array]]:
         """Return blob and body of the frame that makes a shard act."""
         publisher = self._publisher
-        if self._has.get(shard) != incarnation:
-            self._has[shard] = incarnation
-            pickled: bytes | None = self._pickled
-            held = 0
-        else:
-            pickled, held = None, publisher.in_use[shard]
+        new = self._has.get(shard) != incarnation  # begins with the newest version
+        self._has[shard] = incarnation
+        first = self._pickled if new else None
+        held = 0 if new else publisher.in_use[shard]
         lag = publisher.version - held
-        new = pickled is not None  # begins with the newest version
         if lag and (new or self._rule.should_pull(lag, self._divergences.get(held))):
             publisher.in_use[shard] = publisher.version
             buffer = publisher.newest.buffer
             self.pulls += 1
             self.weight_bytes += buffer.nbytes
-            return dumps(tuple(ActRequest(pickled, publisher.version))), [buffer]
-        return dumps(tuple(ActRequest(pickled, held))), []
+            return dumps(tuple(ActRequest(first, publisher.version))), [buffer]
+        return dumps(tuple(ActRequest(first, held))), []
 
     def complete(self, chosen: dict[str, Column], envs: int) -> dict[str, Column]:
         """Return what was chosen, with zeros if a lost shard had nobody to choose."""
@@ -99,6 +110,7 @@ class LocalPolicy:
         self._first = first
         self._layout = Layout(about.observation_space)
         self._check = ActionCheck(about.action_space, n)
+        self._extras = ExtrasCheck(n, _TAKEN)
         self._n = n
 
     def update(self, request: ActRequest, buffer: npt.NDArray[np.uint8]) -> None:
@@ -143,16 +155,23 @@ class LocalPolicy:
                 mask = torch.from_numpy(allowed)
             if mask is not None:
                 mask = opened(mask.to(torch.bool), over)
-            decision = self._policy.act(nested, Context(self._envs, {}, self._state, mask))
+                self._check.check_mask(mask, self._name)
+            context = Context(self._envs, {}, self._state, mask)
+            which = f"environments {self._first}–{self._first + self._n - 1}"
+            decision = ask(self._policy, nested, context, which)
             if decision.state:
                 self._state = {name: tensor.clone() for name, tensor in decision.state.items()}
-        action = self._check(decision.action, mask, lambda row: f"environment {self._first + row}")
-        extras: dict[str, Column] = {k: v.numpy() for k, v in decision.extras.items()}
+        action = self._check(decision.action, mask, self._name)
+        extras = self._extras(decision.extras)
+        check_log_prob(extras.get("log_prob"), self._name)
         versions = np.full(self._n, self._version, np.int64)
         return {"action": action, **extras, "policy_version": versions}
 
+    def _name(self, row: int) -> str:
+        return f"environment {self._first + row}"
+
 
 def _fingerprint(policy: Policy) -> tuple[Any, ...]:
-    # Optimisers change tensors in place, and torch counts that.
+    # Optimisers change tensors in place, and torch counts that; others give them new memory.
     tensors = policy.state_dict(keep_vars=True).values()
-    return tuple((id(tensor), tensor._version) for tensor in tensors)
+    return tuple((id(tensor), tensor.data_ptr(), tensor._version) for tensor in tensors)

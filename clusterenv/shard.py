@@ -24,7 +24,7 @@ from gymnasium.vector import AutoresetMode
 
 from clusterenv.allocator import keep_freed_memory
 from clusterenv.channel import Channel, Header, dumps, loads
-from clusterenv.env_loop.actions import InfoMask
+from clusterenv.env_loop.masks import InfoMask
 from clusterenv.envs import Engine, EnvDescription, Infos, Slot, build
 from clusterenv.errors import ChannelClosed
 from clusterenv.frames import Failure, Frame, failure_of

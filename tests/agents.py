@@ -78,6 +78,20 @@ class Bad(Policy):
                 return Decision(action, {"value": torch.zeros(n + 1)})
             elif self.fault == "list":
                 return Decision([0] * n)  # type: ignore[arg-type]
+            elif self.fault == "tensor":
+                return action  # type: ignore[return-value]
+            elif self.fault == "nothing":
+                return None  # type: ignore[return-value]
+            elif self.fault == "number":
+                return Decision(action, {"value": 0.5})  # type: ignore[dict-item]
+            elif self.fault == "gone":
+                return Decision(action)
+            elif self.fault == "double":
+                return Decision(action, {"log_prob": log_prob.double()})
+            elif self.fault == "wide":
+                return Decision(action, {"log_prob": log_prob[:, None]})
+            elif self.fault == "taken":
+                return Decision(action, {"log_prob": log_prob, "reward": log_prob})
         return Decision(action, {"log_prob": log_prob})
 
     def distribution(self, obs: Any, context: Context) -> Distribution:

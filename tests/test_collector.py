@@ -197,7 +197,7 @@ def test_max_lag_pulls_in_the_end(client: Client) -> None:
     with cartpole(client, policy, sync=Divergence(10.0, max_lag=2)) as collector:
         for _ in range(7):
             versions.append(collector.rollout()[0].policy_version)
-            collector.publish(policy)
+            collector.publish(changed(policy, 0.01, seed=len(versions)))
     assert versions == [0, 0, 0, 3, 3, 3, 6]
 
 
@@ -208,8 +208,44 @@ def test_every_n_and_never(client: Client) -> None:
         with cartpole(client, policy, sync=rule) as collector:
             for _ in range(7):
                 versions.append(collector.rollout()[1].policy_version)
-                collector.publish(policy)
+                collector.publish(changed(policy, 0.01, seed=len(versions)))
         assert versions == expected
+
+
+@pytest.mark.parametrize("rule", [EveryVersion(), Every(2), Divergence(0.0, max_lag=1)])
+def test_a_version_with_the_same_weights_is_pulled_by_nobody(client: Client, rule: Any) -> None:
+    policy = cartpole_policy()
+    with cartpole(client, policy, sync=rule) as collector:
+        for version in range(5):
+            assert {batch.policy_version for batch in collector.rollout()} == {version}
+            collector.publish(policy, epsilon=np.float32(version / 10))
+        assert (collector.stats().pulls, collector.stats().weight_bytes) == (0, 0)
+        for seed in range(2):
+            collector.publish(changed(policy, 0.5, seed))
+        collector.publish(changed(policy, 0.5, 1), epsilon=np.int64(1))
+        assert {batch.policy_version for batch in collector.rollout()} == {8}
+        assert collector.stats().pulls == 2
+
+
+def test_a_publish_that_fails_is_no_version(client: Client) -> None:
+    class Moody(Categorical):
+        angry = False
+
+        def distribution(self, obs: Any, context: Any) -> Any:
+            if self.angry:
+                raise ValueError("not today")
+            return super().distribution(obs, context)
+
+    policy = Moody(nn.Linear(4, 2))
+    with cartpole(client, policy, sync=Divergence(0.0)) as collector:
+        collector.rollout()
+        collector._publisher._scratch.angry = True
+        with pytest.raises(ValueError, match="not today"):
+            collector.publish(changed(policy, 0.5))
+        assert (collector.stats().version, collector.stats().announcements) == (0, 0)
+        collector._publisher._scratch.angry = False
+        assert collector.publish(changed(policy, 0.5)) == 1
+        assert {batch.policy_version for batch in collector.rollout()} == {1}
 
 
 def test_scalars_travel_with_the_announcement_and_need_no_pull(client: Client) -> None:
@@ -348,7 +384,12 @@ def test_other_engines_stream_real_rows_only(client: Client, engine: str) -> Non
     ("arguments", "message"),
     [
         ({"horizon": 0}, "horizon must be a positive integer, got 0"),
-        ({"credits": 1}, "credits must be at least 2"),
+        ({"horizon": True}, "horizon must be a positive integer, got True"),
+        ({"credits": 1}, "credits must be an integer, at least 2.*got 1: credits=2"),
+        ({"credits": 2.5}, "credits must be an integer, at least 2.*got 2.5"),
+        ({"seed": -1}, "seed must be an integer, at least 0, got -1: seed=1"),
+        ({"sync": Divergence}, "sync=<class .*Divergence'> is no rule"),
+        ({"sync": Divergence(0.1), "policy": Cycle()}, "Cycle has none: define distribution"),
         ({"sync": 0.05}, r"sync=0.05 is no rule: sync=clusterenv.Divergence\(0.05\)"),
         ({"policy": nn.Linear(4, 2)}, r"policy is a Linear; wrap it: clusterenv.policies"),
         ({"version": -1}, "version must be an integer, at least 0, got -1"),
@@ -368,6 +409,25 @@ def test_a_policy_that_cannot_be_pickled(client: Client) -> None:
     with pytest.raises(errors.ConfigError, match="the policy cannot be sent to a worker"):
         cartpole(client, policy)
     assert footprint()["processes"] == before
+
+
+def test_nan_in_the_statistics_of_observations_is_refused(client: Client) -> None:
+    class Normalised(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(4))
+            self.linear = nn.Linear(4, 2)
+
+        def forward(self, obs: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.linear(obs - self.mean)
+            return out
+
+    policy = Categorical(Normalised())
+    with cartpole(client, policy, sync=Divergence(0.01)) as collector:
+        collector.rollout()
+        policy.module.mean[0] = float("nan")
+        with pytest.raises(errors.ConfigError, match=r"'module.mean' holds NaN.*version 0"):
+            collector.publish(policy)
 
 
 def test_publishing_what_has_become_nan_leaves_the_workers_as_they_are(client: Client) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from typing import Any
 
 import gymnasium as gym
@@ -135,8 +136,57 @@ def test_a_policy_that_raises_is_shown_with_its_traceback(client: Client) -> Non
         with pytest.raises(errors.PolicyError) as caught:
             envs.step(Forgetful())
     said = str(caught.value)
-    assert "KeyError: 'missing'" in said.splitlines()[0]
+    assert "raised KeyError on environments 0–1: 'missing'" in said.splitlines()[0]
     assert 'context.state["missing"]' in said
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("nan", "log_prob is nan for environment 1"),
+        ("column", r"'value' has shape \(3,\)"),
+        ("tensor", r"Bad.act\(\) returned a Tensor on environments 0–1"),
+    ],
+)
+def test_what_a_policy_returns_is_checked_as_in_a_collector(
+    client: Client, fault: str, message: str
+) -> None:
+    with clusterenv.make_vec("CartPole-v1", 2, shards=1, cluster=client) as envs:
+        envs.reset(seed=1)
+        with pytest.raises(errors.PolicyError, match=message):
+            envs.step(Bad(fault, after=0))
+
+
+def test_a_policy_that_cannot_be_pickled_or_a_rule_that_is_none_leave_it_usable(
+    client: Client,
+) -> None:
+    with clusterenv.make_vec("CartPole-v1", 2, shards=1, cluster=client) as envs:
+        envs.reset(seed=1)
+        locked = cartpole_policy()
+        locked.lock = threading.Lock()  # type: ignore[assignment]
+        with pytest.raises(errors.ConfigError, match="the policy cannot be sent to a worker"):
+            envs.step(locked)
+        envs.sync = 0.05  # type: ignore[assignment]
+        with pytest.raises(errors.ConfigError, match=r"sync=0\.05 is no rule"):
+            envs.step(cartpole_policy())
+        envs.sync = clusterenv.Divergence(0.1)
+        with pytest.raises(errors.ConfigError, match="Cycle has none: define distribution"):
+            envs.step(Cycle())
+        envs.sync = clusterenv.EveryVersion()
+        envs.step(cartpole_policy())
+        with pytest.raises(errors.ConfigError, match="got a Cycle, and a Categorical before"):
+            envs.step(Cycle())
+        envs.step([0, 1])
+
+
+def test_tensors_in_new_memory_are_a_new_version(client: Client) -> None:
+    policy = cartpole_policy()
+    with clusterenv.make_vec("CartPole-v1", 2, shards=1, cluster=client) as envs:
+        envs.reset(seed=1)
+        envs.step(policy)
+        values = nn.utils.parameters_to_vector(policy.parameters())
+        nn.utils.vector_to_parameters(values + 1, policy.parameters())
+        assert envs.step(policy)[4]["policy_version"].tolist() == [1, 1]
 
 
 def test_a_copy_of_the_policy_is_a_new_version(client: Client) -> None:

@@ -1,77 +1,19 @@
-"""What a policy may return: actions that its masks allow, log-probabilities, annotations."""
+"""What actions a policy may choose: those in the space, and allowed by masks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from clusterenv.fragment import Fragment
-from clusterenv.policies.base import Policy
+from clusterenv.env_loop.faults import PolicyFault
 from clusterenv.schema import Column, Layout
 
-__all__ = ["ActionCheck", "InfoMask", "PolicyFault", "annotate", "check_log_prob", "opened"]
-
-
-class PolicyFault(Exception):
-    """A policy returned something that cannot be used; the message says what and where."""
-
-
-class InfoMask:
-    """The action masks that environments gave in their infos, the newest of each."""
-
-    def __init__(self, n: int) -> None:
-        self._n = n
-        self.value: Column | None = None
-        """``None`` until an environment has given one."""
-
-    def note(self, infos: Any, rows: Sequence[int] | None = None) -> None:
-        """Remember the masks in an engine's infos, which are of ``rows`` or of all.
-
-        What is called ``action_mask`` but is no array of zeros and ones for each environment
-        is left alone.
-        """
-        if not infos or "action_mask" not in infos:
-            return
-        given = infos["action_mask"]
-        if isinstance(given, tuple):
-            at, values = given
-        else:
-            at = np.flatnonzero(infos.get("_action_mask", np.ones(self._n, np.bool_)))
-            values = given[at]
-        if not isinstance(values, np.ndarray) or values.ndim < 2 or values.dtype.kind not in "biu":
-            return
-        if self.value is None:  # an environment that says nothing forbids nothing
-            self.value = np.ones((self._n, *values.shape[1:]), np.bool_)
-        self.value[at if rows is None else np.asarray(rows)[at]] = values
-
-
-def opened(mask: Tensor, over: npt.NDArray[np.bool_]) -> Tensor:
-    """Allow everything where nothing is allowed because the episode is over.
-
-    The next step only resets such an environment, so that its action does not count; but a
-    policy cannot choose from nothing.
-
-    Parameters
-    ----------
-    mask
-        Of booleans, a row for each environment.
-    over
-        Which episodes are over.
-
-    Examples
-    --------
-    >>> opened(torch.tensor([[False, False], [False, True]]), np.array([True, True])).tolist()
-    [[True, True], [False, True]]
-    """
-    if not over.any():
-        return mask
-    return mask | (torch.from_numpy(over)[:, None] & ~mask.any(-1, keepdim=True))
+__all__ = ["ActionCheck"]
 
 
 class ActionCheck:
@@ -83,22 +25,50 @@ class ActionCheck:
         self._dtype = leaf.dtype
         self._shape = (n, *leaf.shape)
         self._unsigned = np.dtype(f"u{self._dtype.itemsize}")
-        self._start = 0
+        self._start: Any = 0
         self._low: Any = None
         self._high: Any = None
         self._choices = 0
+        self._parts: list[int] = []  # entries of a mask that belong to each number of an action
         if isinstance(space, spaces.Discrete):
             self._start, self._choices = int(space.start), int(space.n)
             self._low, self._high = self._start, self._start + self._choices - 1
+            self._parts = [self._choices]
         elif isinstance(space, spaces.Box):
             self._low, self._high = space.low, space.high
         elif isinstance(space, spaces.MultiDiscrete):
+            self._start = space.start
             self._low, self._high = space.start, space.start + space.nvec - 1
+            self._parts = space.nvec.reshape(-1).tolist()
+        elif isinstance(space, spaces.MultiBinary):
+            self._low, self._high = 0, 1
 
     @property
     def is_complete(self) -> bool:
         """Whether what passes is in the space for certain."""
         return self._low is not None
+
+    def check_mask(self, mask: Tensor, where: Callable[[int], str]) -> None:
+        """Raise unless a mask fits the space and allows something everywhere.
+
+        Parameters
+        ----------
+        mask
+            ``[envs, choices]``; for ``MultiDiscrete`` the choices of one number after the other.
+        where
+            Names the place of a row.
+        """
+        if not self._parts or mask.shape[1:] != (sum(self._parts),):
+            fits = f"{sum(self._parts)} entries" if self._parts else "no mask"
+            raise PolicyFault(
+                f"the action mask has shape {tuple(mask.shape[1:])} for each environment; "
+                f"{self._space} needs {fits}"
+            )
+        for part in torch.split(mask, self._parts, dim=1):
+            some = part.any(1)
+            if not some.all():
+                row = int(some.to(torch.uint8).argmin())
+                raise PolicyFault(f"the action mask allows nothing to {where(row)}")
 
     def __call__(self, action: Any, mask: Tensor | None, where: Callable[[int], str]) -> Column:
         """Return the actions as an array; ``where`` names the place of a row."""
@@ -123,7 +93,7 @@ class ActionCheck:
                 f"the policy chose {array[row]} for {where(row)}, outside {self._space}"
             )
         if mask is not None:
-            allowed = mask[torch.arange(len(array)), torch.from_numpy(array - self._start)].numpy()
+            allowed = self._allowed(array, mask)
             if not allowed.all():
                 row = int(np.flatnonzero(~allowed)[0])
                 raise PolicyFault(
@@ -131,45 +101,16 @@ class ActionCheck:
                 )
         return array
 
+    def _allowed(self, array: Column, mask: Tensor) -> Column:
+        """Return whose mask allows all of its action."""
+        firsts = np.cumsum([0, *self._parts[:-1]])
+        chosen = (array - self._start).reshape(len(array), -1) + firsts
+        allowed: Column = mask.gather(1, torch.from_numpy(chosen.astype(np.int64))).all(1).numpy()
+        return allowed
+
     def _within(self, array: Column) -> bool:
         if self._choices:  # as unsigned numbers, all that is below the start is far above the end
             shifted = array - self._start if self._start else array
             unsigned = shifted.view(self._unsigned)
             return bool(unsigned.item(unsigned.argmax()) < self._choices)  # faster than max()
         return bool(((array >= self._low) & (array <= self._high)).all())  # NaN is outside
-
-
-def check_log_prob(columns: Mapping[str, Column]) -> None:
-    """Raise if a log-probability is not finite; the row is named."""
-    given = columns.get("log_prob")
-    if given is not None and not np.isfinite(given).all():
-        bad = int(np.argwhere(~np.isfinite(given))[0][0])
-        raise PolicyFault(
-            f"the policy's log_prob is {given[bad]} for environment {columns['env'][bad]} "
-            f"at step {columns['step'][bad]} of its episode"
-        )
-
-
-def annotate(fragment: Fragment, policy: Policy) -> None:
-    """Add the columns that a policy computes from a whole fragment."""
-    rows = len(fragment.columns["reward"])
-    try:
-        given = {name: np.asarray(values) for name, values in policy.annotate(fragment).items()}
-    except Exception as error:
-        envs = fragment.columns["env"]
-        raise PolicyFault(
-            f"the policy raised {type(error).__name__} in annotate() on environments "
-            f"{envs.min()}–{envs.max()}: {error}"
-        ) from error
-    for name, column in given.items():
-        if name in fragment.columns:
-            raise PolicyFault(
-                f"annotate() returned {name!r}, which the fragment has already; there are "
-                f"{', '.join(fragment.columns)}"
-            )
-        if column.shape[:1] != (rows,) or column.dtype.kind not in "biuf":
-            raise PolicyFault(
-                f"annotate() returned {name!r} of shape {column.shape} and dtype {column.dtype}; "
-                f"expected numbers, a row for each of the fragment's {rows} rows"
-            )
-        fragment.columns[name] = column

@@ -11,13 +11,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from clusterenv.env_loop.actions import ActionCheck, InfoMask, PolicyFault, opened
-from clusterenv.env_loop.blocks import Block, room
+from clusterenv.env_loop.actions import ActionCheck
+from clusterenv.env_loop.blocks import GIVEN, Block, room
+from clusterenv.env_loop.decisions import ExtrasCheck, ask
+from clusterenv.env_loop.masks import InfoMask, opened
 from clusterenv.envs import EnvDescription
-from clusterenv.policies.base import Context, Decision, Policy
+from clusterenv.policies.base import Context, Policy
 from clusterenv.schema import Column, Layout
 
 __all__ = ["Acting", "Chooser", "Interrupted", "StepOf"]
+
+_TAKEN = {"obs", "action", "action_mask", *GIVEN, "env", "episode", "step", "version"}
 
 StepOf = Callable[[int, int], str]
 """Says, for a message, which step an environment is at, given its row and the time row."""
@@ -60,6 +64,8 @@ class Chooser:
         self._layout = Layout(about.observation_space)
         self._masks_in_obs = ("action_mask",) in [leaf.path for leaf in self._layout.leaves]
         self._check = ActionCheck(about.action_space, len(envs))
+        self._extras = ExtrasCheck(len(envs), _TAKEN)
+        self._which = f"environments {envs[0]}–{envs[-1]}"
         self._envs = envs
         self._env_tensor = torch.from_numpy(envs.astype(np.int64))
 
@@ -107,34 +113,26 @@ class Chooser:
         self.steps += 1
         if self._between is not None:
             self._switch(self._between())
-        obs: Any = self._layout.nest(current)
-        context, mask = self._context, None
-        if self.masked:
-            mask = self._current_mask(obs)
-            context = replace(context, mask=mask)
-        try:
-            decision: Decision = self._policy.act(obs, context)
-        except Exception as error:
-            raise PolicyFault(
-                f"the policy raised {type(error).__name__} on environments "
-                f"{self._envs[0]}–{self._envs[-1]} at time row {t}: {error}"
-            ) from error
 
         def where(row: int) -> str:
             return f"environment {self._envs[row]} at step {step_of(row, t)}"
 
+        obs: Any = self._layout.nest(current)
+        context, mask = self._context, None
+        if self.masked:
+            mask = self._current_mask(obs)
+            self._check.check_mask(mask, where)
+            context = replace(context, mask=mask)
+        decision = ask(self._policy, obs, context, f"{self._which} at time row {t}")
         action = self._check(decision.action, mask, where)
         room(block, "action", action, rows)[t] = action
-        for name, tensor in decision.extras.items():
-            values = tensor.numpy()
-            if values.shape[:1] != self._envs.shape:
-                raise PolicyFault(
-                    f"the policy's {name!r} has shape {values.shape}; expected a row for each of "
-                    f"the {len(self._envs)} environments"
-                )
+        for name, values in self._extras(decision.extras).items():
             room(block, name, values, rows)[t] = values
-        if self.mask.value is not None:
-            room(block, "action_mask", self.mask.value, rows)[t] = self.mask.value
+        allowed = self.mask.value
+        if allowed is not None:
+            if "action_mask" not in block:  # until now nothing was forbidden
+                block["action_mask"] = np.ones((rows, *allowed.shape), np.bool_)
+            block["action_mask"][t] = allowed
         if decision.state:
             self._keep({name: tensor.clone() for name, tensor in decision.state.items()})
         return action
@@ -199,7 +197,8 @@ class Chooser:
         self._acting = acting
 
     def _current_mask(self, obs: Any) -> Tensor:
-        if self.mask.value is not None:
-            return opened(torch.from_numpy(self.mask.value), self.dead)
+        given = self.mask.value
+        if given is not None:
+            return opened(torch.from_numpy(given), self.dead)
         mask: Tensor = obs["action_mask"]
         return opened(mask.to(torch.bool), self.dead)

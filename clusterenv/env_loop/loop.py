@@ -15,9 +15,9 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from clusterenv.env_loop.actions import annotate, check_log_prob
 from clusterenv.env_loop.blocks import Block
 from clusterenv.env_loop.chooser import Acting, Chooser
+from clusterenv.env_loop.decisions import annotate, check_log_prob
 from clusterenv.env_loop.filler import Filler
 from clusterenv.env_loop.guard import Guard
 from clusterenv.env_loop.in_place import InPlace
@@ -138,7 +138,14 @@ class EnvLoop:
         block = self._free.pop() if self._free else {}
         with torch.inference_mode():
             fragment = self._filler.fragment(block, fresh)
-            check_log_prob(fragment.columns)
+            columns = fragment.columns
+            check_log_prob(
+                columns.get("log_prob"),
+                lambda row: (
+                    f"environment {columns['env'][row]} at step {columns['step'][row]} "
+                    "of its episode"
+                ),
+            )
             if self._annotates:
                 annotate(fragment, self._policy)
         return fragment

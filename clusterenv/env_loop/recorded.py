@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from clusterenv.env_loop.actions import PolicyFault
 from clusterenv.env_loop.blocks import GIVEN, Block, prepare, room, time_rows
 from clusterenv.env_loop.chooser import Chooser
+from clusterenv.env_loop.faults import PolicyFault
 from clusterenv.env_loop.filler import Filler
 from clusterenv.env_loop.guard import Guard
 from clusterenv.env_loop.recorder import Recorder

@@ -65,7 +65,8 @@ class Gaussian(Policy):
     module
         Maps observations to means, to ``(mean, log_std)`` or ``(mean, log_std, value)``.
     action_space
-        Sampled actions are clipped to its bounds; ``raw_action`` keeps what was sampled.
+        Sampled actions are clipped to its bounds; ``raw_action`` keeps what was sampled. May be
+        left out if the space has no bounds; all actions then have one standard deviation.
     log_std
         Initial logarithm of the standard deviation if the module gives means alone.
     """
@@ -73,8 +74,16 @@ class Gaussian(Policy):
     low: Tensor
     high: Tensor
 
-    def __init__(self, module: nn.Module, action_space: spaces.Box, log_std: float = 0.0) -> None:
+    def __init__(
+        self, module: nn.Module, action_space: spaces.Box | None = None, log_std: float = 0.0
+    ) -> None:
         super().__init__()
+        if action_space is None:
+            action_space = spaces.Box(-np.inf, np.inf, ())
+        elif not isinstance(action_space, spaces.Box):
+            raise ConfigError(
+                f"Gaussian acts in a Box, got {action_space}: Gaussian(module, env.action_space)"
+            )
         self.module = module
         self.log_std = nn.Parameter(torch.full(action_space.shape, log_std))
         self.register_buffer("low", torch.as_tensor(action_space.low))
@@ -85,7 +94,8 @@ class Gaussian(Policy):
         mean, *rest = output if isinstance(output, tuple) else (output,)
         log_std = rest[0] if rest else self.log_std.expand_as(mean)
         extras = {"value": rest[1].reshape(len(mean))} if len(rest) > 1 else {}
-        return Independent(Normal(mean, log_std.exp(), validate_args=False), 1), extras
+        normal = Normal(mean, log_std.exp(), validate_args=False)
+        return Independent(normal, mean.ndim - 1), extras
 
     def act(self, obs: Any, context: Context) -> Decision:
         policy, extras = self._parts(obs)
@@ -125,8 +135,8 @@ class EpsilonGreedy(Policy):
             )
         self.module = q_module
         self.temperature = temperature
-        self.ladder = not isinstance(epsilon, (int, float))
         self.epsilon = torch.as_tensor(epsilon, dtype=torch.float32)
+        self.ladder = self.epsilon.ndim > 0
         if bool(((self.epsilon < 0) | (self.epsilon > 1)).any()):
             raise ConfigError(f"epsilon must be from 0 to 1, got {epsilon}")
 
@@ -135,6 +145,8 @@ class EpsilonGreedy(Policy):
 
     def decide(self, values: Tensor, context: Context) -> Decision:
         """Choose actions by their values; forbidden ones have none."""
+        if values.isnan().any():
+            raise ValueError("the Q network returned NaN")
         best = values.argmax(-1)
         allowed = torch.isfinite(values).to(values.dtype)
         anything = allowed.multinomial(1).squeeze(-1)
@@ -226,8 +238,7 @@ class Random(Policy):
 
     def act(self, obs: Any, context: Context) -> Decision:
         if context.mask is not None:
-            allowed = context.mask.to(torch.float32)
-            return Decision(allowed.multinomial(1).squeeze(-1))
+            return Decision(self._allowed(context.mask.to(torch.float32)))
         if not self._begun:
             # Every shard has a copy; with the space's own seed all copies would draw the same.
             first = int(context.envs[0])
@@ -236,6 +247,15 @@ class Random(Policy):
             self._begun = True
         draws = [self.action_space.sample() for _ in range(len(context.envs))]
         return Decision(torch.as_tensor(np.stack(draws)))
+
+    def _allowed(self, mask: Tensor) -> Tensor:
+        """Draw from what a mask allows: one choice, or one of each part."""
+        space: Any = self.action_space
+        if isinstance(space, spaces.Discrete):
+            return mask.multinomial(1).squeeze(-1) + int(space.start)
+        parts = torch.split(mask, space.nvec.reshape(-1).tolist(), dim=-1)
+        chosen = torch.cat([part.multinomial(1) for part in parts], dim=-1)
+        return chosen.reshape(-1, *space.shape) + torch.as_tensor(space.start)
 
 
 def _with_value(output: Any) -> tuple[Tensor, dict[str, Tensor]]:
@@ -247,4 +267,6 @@ def _with_value(output: Any) -> tuple[Tensor, dict[str, Tensor]]:
 
 def _hidden(agent: Any, obs: Any) -> Any:
     # CleanRL's Atari agents share a network below actor and critic and scale the frames.
-    return agent.network(obs / 255.0) if hasattr(agent, "network") else obs
+    if not hasattr(agent, "network"):
+        return obs
+    return agent.network(obs / 255.0 if obs.dtype == torch.uint8 else obs)

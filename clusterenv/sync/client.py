@@ -17,6 +17,8 @@ class Announcement(NamedTuple):
     divergences: Mapping[int, float]
     """From each version in use to this one."""
     scalars: Mapping[str, float]
+    same_since: int
+    """The first version with these very weights; who has one of them need not pull."""
 
 
 class PolicyClient:
@@ -24,8 +26,10 @@ class PolicyClient:
 
     def __init__(self, rule: SyncRule, version: int) -> None:
         self._rule = rule
+        self._held = version  # the weights' own; version may be a newer one with the same
         self.version = version
-        self.newest = Announcement(version, {}, {})
+        """That acts: the newest of which the weights are at hand."""
+        self.newest = Announcement(version, {}, {}, version)
         self.checks = 0
         self.pulls = 0
         self._decided = version  # the newest version that was decided about
@@ -34,9 +38,9 @@ class PolicyClient:
     @property
     def divergence(self) -> float | None:
         """Of the own version from the newest, as far as it is known."""
-        if self.newest.version == self.version:
+        if self._held >= self.newest.same_since:
             return 0.0
-        return self.newest.divergences.get(self.version)
+        return self.newest.divergences.get(self._held)
 
     @property
     def undecided(self) -> bool:
@@ -50,6 +54,9 @@ class PolicyClient:
         newest = self.newest.version
         self._decided = newest
         self.checks += 1
+        if self._held >= self.newest.same_since:
+            self.version = newest
+            return False
         if self._rule.should_pull(newest - self.version, self.divergence):
             self.wanted = newest
             return True
@@ -57,7 +64,7 @@ class PolicyClient:
 
     def pulled(self, version: int) -> None:
         """Note that a version arrived and acts from now on."""
-        self.version = version
+        self.version = self._held = version
         self.pulls += 1
         if self.wanted is not None and version >= self.wanted:
             self.wanted = None

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.distributions import Distribution
@@ -63,6 +64,7 @@ class Publisher:
         self._manifest = manifest_of(policy)
         self.probe = Probe(probe_size(policy))
         self.version = version
+        self._same_since = version
         self.in_use = [version] * shards
         self.announcements = 0
         self.evaluation_seconds = 0.0
@@ -88,26 +90,31 @@ class Publisher:
         """
         check_numbers(policy, self.version)
         weights = pack(policy, self._manifest, self.version + 1)
-        self.version += 1
-        self._kept[self.version] = weights
-        used = {*self.in_use, self.version}
-        self._kept = {version: kept for version, kept in self._kept.items() if version in used}
+        changed = not np.array_equal(weights.buffer, self.newest.buffer)
         divergences: dict[int, float] = {}
         if self._rule.needs_divergence and len(self.probe):
             began = time.perf_counter()
-            divergences = self._divergences(scalars)
+            divergences = self._divergences(weights, scalars)
             self.evaluation_seconds += time.perf_counter() - began
+        self.version = weights.version
+        self._same_since = self.version if changed else self._same_since
+        used = {*self.in_use, self.version}
+        kept = {**self._kept, self.version: weights}
+        self._kept = {version: kept[version] for version in kept if version in used}
         self.announcements += 1
-        return Announcement(self.version, divergences, dict(scalars))
+        return Announcement(self.version, divergences, dict(scalars), self._same_since)
 
-    def _divergences(self, scalars: Mapping[str, float]) -> dict[int, float]:
+    def _divergences(self, newest: Weights, scalars: Mapping[str, float]) -> dict[int, float]:
+        """Return the divergence from each version in use to the weights that become the newest."""
         self._refresh(scalars)
         with torch.inference_mode():
-            newest = self._evaluate(self.version)
-            return {
-                version: mean_divergence(self._evaluate(version), newest)
-                for version in {*self.in_use} - {self.version}
+            becomes = self._evaluate(newest)
+            found = {
+                version: mean_divergence(self._evaluate(self._kept[version]), becomes)
+                for version in {*self.in_use}
             }
+        self._evaluated[newest.version] = becomes
+        return found
 
     def _refresh(self, scalars: Mapping[str, float]) -> None:
         """Take a new look at the probe when all of it has been replaced, or the scalars have.
@@ -117,7 +124,7 @@ class Publisher:
         """
         known = self._evaluated and self._scalars == scalars
         if known and self.probe.added - self._probed < len(self.probe):
-            self._evaluated = {v: d for v, d in self._evaluated.items() if v in self._kept}
+            self._evaluated = {v: d for v, d in self._evaluated.items() if v in self.in_use}
             return
         columns, envs, mask = self.probe.observations()
         self._observations = self._layout.nest([torch.from_numpy(column) for column in columns])
@@ -129,8 +136,11 @@ class Publisher:
         self._probed, self._scalars = self.probe.added, dict(scalars)
         self._evaluated = {}
 
-    def _evaluate(self, version: int) -> Distribution:
-        if version not in self._evaluated:
-            lend(self._scratch, self._manifest, self._kept[version])
-            self._evaluated[version] = self._scratch.distribution(self._observations, self._context)
-        return self._evaluated[version]
+    def _evaluate(self, weights: Weights) -> Distribution:
+        found = self._evaluated.get(weights.version)
+        if found is None:
+            lend(self._scratch, self._manifest, weights)
+            found = self._scratch.distribution(self._observations, self._context)
+            if weights.version in self.in_use:
+                self._evaluated[weights.version] = found
+        return found

@@ -47,8 +47,8 @@ class Every:
     needs_divergence: bool = False
 
     def __post_init__(self) -> None:
-        if self.n < 1:
-            raise ConfigError(f"Every(n) needs n of at least 1, got {self.n}: Every(4)")
+        if not isinstance(self.n, int) or self.n < 1:
+            raise ConfigError(f"Every(n) needs an integer of at least 1, got {self.n!r}: Every(4)")
 
     def should_pull(self, lag: int, divergence: float | None) -> bool:
         return lag >= self.n
@@ -78,13 +78,14 @@ class Divergence:
     needs_divergence: bool = True
 
     def __post_init__(self) -> None:
-        if not self.threshold >= 0:
+        if not isinstance(self.threshold, (int, float)) or not self.threshold >= 0:
             raise ConfigError(
-                f"threshold must not be below 0, got {self.threshold}: Divergence(0.05)"
+                f"threshold must be a number, not below 0, got {self.threshold!r}: Divergence(0.05)"
             )
-        if self.max_lag is not None and self.max_lag < 1:
+        if self.max_lag is not None and (not isinstance(self.max_lag, int) or self.max_lag < 1):
             raise ConfigError(
-                f"max_lag must be at least 1, got {self.max_lag}: Divergence(0.05, max_lag=10)"
+                f"max_lag must be an integer, at least 1, got {self.max_lag!r}: "
+                "Divergence(0.05, max_lag=10)"
             )
 
     def should_pull(self, lag: int, divergence: float | None) -> bool:

@@ -119,19 +119,19 @@ def check(given: Manifest, expected: Manifest) -> None:
         a, b = ours.get(name), theirs.get(name)
         if a is None or b is None or (a.dtype, a.shape) != (b.dtype, b.shape):
             raise ConfigError(
-                f"publish() got a module whose {name!r} is {_say(b)}; the collector was made with "
-                f"{_say(a)}. Publish the policy that the collector was made with, or a copy of it"
+                f"the policy's {name!r} is {_say(b)}, and was {_say(a)} at first; go on with the "
+                "policy that it began with, or a copy of it: collector.publish(policy)"
             )
 
 
 def check_numbers(module: nn.Module, version: int) -> None:
-    """Raise if a parameter has become NaN, which would make every worker act at random or fail."""
+    """Raise if a parameter or buffer holds NaN: every worker would act at random or fail."""
     with torch.no_grad():
-        for name, parameter in module.named_parameters():
+        for name, tensor in _state(module).items():
             # The sum is NaN if a number is, and found in a tenth of the time.
-            if parameter.sum().isnan() and parameter.isnan().any():
+            if tensor.is_floating_point() and tensor.sum().isnan() and tensor.isnan().any():
                 raise ConfigError(
-                    f"publish() got a module whose {name!r} holds NaN: the learner has diverged, "
+                    f"the policy's {name!r} holds NaN: the learner has diverged, "
                     f"and the workers go on with version {version}. A smaller learning rate, "
                     "clipped gradients or checked losses keep it from that"
                 )

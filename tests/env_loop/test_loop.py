@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from worlds import Masked, World
 
 from clusterenv.env_loop import Acting, EnvLoop, Interrupted
-from clusterenv.env_loop.actions import PolicyFault
+from clusterenv.env_loop.faults import PolicyFault
 from clusterenv.envs import Recipe, build
 from clusterenv.errors import ConfigError
 from clusterenv.policies import Categorical, Random
@@ -203,6 +203,13 @@ def test_the_end_of_an_episode_may_allow_nothing(way: str, mode: AutoresetMode) 
         ("raise", "raised ValueError on environments 10–14.*matrix is singular"),
         ("column", r"'value' has shape \(6,\)"),
         ("list", "must return a tensor of actions, got list"),
+        ("tensor", r"Bad.act\(\) returned a Tensor on environments 10–14.*Decision\(action"),
+        ("nothing", r"Bad.act\(\) returned a NoneType"),
+        ("number", "'value' is a float; expected a tensor with a row for each of the 5"),
+        ("gone", r"'log_prob' was float32 of shape \(5,\) and is now missing"),
+        ("double", "'log_prob' was float32 .* and is now float64"),
+        ("wide", r"'log_prob' was .* and is now float32 of shape \(5, 1\)"),
+        ("taken", "extra 'reward' has the name of a column that is there already"),
     ],
 )
 @pytest.mark.parametrize("engine", ["gymnasium", "native"])

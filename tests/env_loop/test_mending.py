@@ -16,7 +16,7 @@ from torch import Tensor
 import clusterenv
 from clusterenv import Batch, EnvFaults, ReplayStore, errors
 from clusterenv.env_loop import Acting, EnvLoop
-from clusterenv.env_loop.actions import PolicyFault
+from clusterenv.env_loop.faults import PolicyFault
 from clusterenv.env_loop.guard import SpaceBroken
 from clusterenv.envs import EnvRaised, Recipe, build
 from clusterenv.fragment import Fragment

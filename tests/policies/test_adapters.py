@@ -178,3 +178,55 @@ def test_random_has_no_weights_and_stays_in_its_space() -> None:
 def test_what_cannot_be_adapted_is_refused_with_the_right_call(make: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+def test_a_gaussian_without_a_space_has_no_bounds() -> None:
+    decision = Gaussian(nn.Linear(3, 2), log_std=3.0).act(OBS, CONTEXT)
+    assert decision.action.shape == (N, 2)
+    assert decision.action.abs().max() > 20
+    assert decision.extras["log_prob"].shape == (N,)
+    with pytest.raises(ConfigError, match=r"acts in a Box, got Discrete\(2\)"):
+        Gaussian(nn.Linear(3, 2), gym.spaces.Discrete(2))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (2, 2)])
+def test_a_gaussian_has_one_log_probability_for_an_action_of_any_shape(
+    shape: tuple[int, ...],
+) -> None:
+    class Net(nn.Module):
+        def forward(self, obs: Tensor) -> Tensor:
+            return torch.zeros(len(obs), *shape)
+
+    policy = Gaussian(Net(), gym.spaces.Box(-1, 1, shape))
+    decision = policy.act(OBS, CONTEXT)
+    assert decision.action.shape == (N, *shape)
+    each = Normal(0.0, 1.0).log_prob(decision.extras["raw_action"])
+    assert torch.allclose(decision.extras["log_prob"], each.reshape(N, -1).sum(1))
+
+
+def test_a_shared_network_gets_what_the_agent_gives_it() -> None:
+    class Shared(nn.Module):
+        def __init__(self, scale: float) -> None:
+            super().__init__()
+            self.network = nn.Linear(3, 3)
+            self.actor = nn.Linear(3, 4)
+            self.scale = scale
+
+        def get_action_and_value(self, x: Tensor) -> Any:
+            policy = CategoricalDistribution(logits=self.actor(self.network(x / self.scale)))
+            action = policy.sample()
+            return action, policy.log_prob(action), policy.entropy(), x[:, :1]
+
+    frames = torch.randint(0, 256, (N, 3), dtype=torch.uint8)
+    for agent, obs in ((Shared(1.0), OBS), (Shared(255.0), frames)):
+        policy = CleanRL(agent)
+        decision = policy.act(obs, CONTEXT)
+        log_prob = policy.distribution(obs, CONTEXT).log_prob(decision.action)
+        assert torch.allclose(log_prob, decision.extras["log_prob"], atol=1e-6)
+
+
+def test_epsilon_may_be_any_number_and_values_must_be_numbers() -> None:
+    policy = EpsilonGreedy(nn.Linear(3, 4), epsilon=np.float32(0.25))
+    assert (policy.ladder, float(policy.epsilon)) == (False, 0.25)
+    with pytest.raises(ValueError, match="the Q network returned NaN"):
+        policy.act(torch.full((N, 3), float("nan")), CONTEXT)

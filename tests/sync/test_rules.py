@@ -45,10 +45,13 @@ def test_never() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Divergence(-0.1), r"threshold must not be below 0, got -0.1: Divergence\(0.05\)"),
-        (lambda: Divergence(math.nan), "threshold must not be below 0, got nan"),
-        (lambda: Divergence(0.1, max_lag=0), "max_lag must be at least 1, got 0"),
-        (lambda: Every(0), r"n of at least 1, got 0: Every\(4\)"),
+        (lambda: Divergence(-0.1), r"not below 0, got -0.1: Divergence\(0.05\)"),
+        (lambda: Divergence(math.nan), "threshold must be a number, not below 0, got nan"),
+        (lambda: Divergence("x"), "threshold must be a number, not below 0, got 'x'"),  # type: ignore[arg-type]
+        (lambda: Divergence(0.1, max_lag=0), "max_lag must be an integer, at least 1, got 0"),
+        (lambda: Divergence(0.1, max_lag=1.5), "max_lag must be an integer.*got 1.5"),  # type: ignore[arg-type]
+        (lambda: Every(0), r"an integer of at least 1, got 0: Every\(4\)"),
+        (lambda: Every(1.5), "an integer of at least 1, got 1.5"),  # type: ignore[arg-type]
     ],
 )
 def test_settings_that_cannot_work_are_refused(make: object, message: str) -> None:
@@ -59,29 +62,29 @@ def test_settings_that_cannot_work_are_refused(make: object, message: str) -> No
 def test_a_worker_judges_each_announcement_once() -> None:
     client = PolicyClient(Divergence(0.1), version=0)
     assert not client.decide()
-    client.newest = Announcement(1, {0: 0.05}, {})
+    client.newest = Announcement(1, {0: 0.05}, {}, 1)
     assert not client.decide()
     assert not client.decide()
     assert client.checks == 1
-    client.newest = Announcement(2, {0: 0.2}, {})
+    client.newest = Announcement(2, {0: 0.2}, {}, 2)
     assert client.decide()
     assert client.checks == 2
 
 
 def test_a_burst_of_versions_is_one_pull_and_missed_ones_do_no_harm() -> None:
     client = PolicyClient(Divergence(0.1), version=0)
-    client.newest = Announcement(1, {0: 0.2}, {})
+    client.newest = Announcement(1, {0: 0.2}, {}, 1)
     assert client.decide()
     for version in range(2, 50):  # announced before anyone could answer the pull
-        client.newest = Announcement(version, {0: 0.3}, {})
+        client.newest = Announcement(version, {0: 0.3}, {}, version)
         assert not client.decide()
     client.pulled(49)
     assert (client.version, client.pulls, client.divergence) == (49, 1, 0.0)
-    client.newest = Announcement(60, {49: 0.3}, {})
+    client.newest = Announcement(60, {49: 0.3}, {}, 60)
     assert client.decide()
 
 
 def test_a_late_joiner_whose_version_nobody_knows_pulls() -> None:
     client = PolicyClient(Divergence(0.1), version=0)
-    client.newest = Announcement(7, {5: 0.0}, {})
+    client.newest = Announcement(7, {5: 0.0}, {}, 7)
     assert client.decide()

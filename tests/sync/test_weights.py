@@ -41,7 +41,9 @@ def test_equal_weights_have_equal_digests() -> None:
 
 def test_a_module_that_does_not_match_is_named_by_its_first_difference() -> None:
     manifest = manifest_of(module())
-    with pytest.raises(ConfigError, match=r"'0.weight' is float32\[4, 2\]; .* float32\[3, 2\]"):
+    with pytest.raises(
+        ConfigError, match=r"'0.weight' is float32\[4, 2\], and was float32\[3, 2\]"
+    ):
         pack(module(4), manifest, 1)
     with pytest.raises(ConfigError, match=r"'flags' is missing"):
         pack(nn.Sequential(*module()), manifest, 1)  # type: ignore[misc]

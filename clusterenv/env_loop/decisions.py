@@ -1,0 +1,133 @@
+"""Asking a policy: whether what it decided can be used, besides the actions themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from clusterenv.env_loop.faults import PolicyFault
+from clusterenv.fragment import Fragment
+from clusterenv.policies.base import Context, Decision, Policy
+from clusterenv.schema import Column
+
+__all__ = ["ExtrasCheck", "annotate", "ask", "check_log_prob"]
+
+
+def ask(policy: Policy, obs: Any, context: Context, where: str) -> Decision:
+    """Return what a policy decides; ``where`` says on what, if it fails.
+
+    Raises
+    ------
+    PolicyFault
+        If it raises, or returns anything but a ``Decision``.
+    """
+    try:
+        decision = policy.act(obs, context)
+    except Exception as error:
+        raise PolicyFault(
+            f"the policy raised {type(error).__name__} on {where}: {error}"
+        ) from error
+    if not isinstance(decision, Decision):
+        raise PolicyFault(
+            f"{type(policy).__name__}.act() returned a {type(decision).__name__} on {where}: it "
+            "must return clusterenv.policies.Decision(action, {'log_prob': …})"
+        )
+    return decision
+
+
+class ExtrasCheck:
+    """Turns a policy's extras into columns, the same ones at every step.
+
+    Parameters
+    ----------
+    n
+        Environments.
+    taken
+        Names that are not the policy's.
+    """
+
+    def __init__(self, n: int, taken: Collection[str]) -> None:
+        self._n = n
+        self._taken = taken
+        self._kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] | None = None
+
+    def __call__(self, extras: Mapping[str, Tensor]) -> dict[str, Column]:
+        """Return the columns.
+
+        Raises
+        ------
+        PolicyFault
+            If one is no tensor with a row for each environment, has a name that is taken, or is
+            not as at the first step.
+        """
+        columns = {}
+        for name, tensor in extras.items():
+            if not isinstance(tensor, Tensor):
+                raise PolicyFault(
+                    f"the policy's {name!r} is a {type(tensor).__name__}; expected a tensor with a "
+                    f"row for each of the {self._n} environments"
+                )
+            columns[name] = tensor.numpy()
+        kinds = {name: (column.dtype, column.shape) for name, column in columns.items()}
+        if kinds != self._kinds:
+            self._settle(kinds)
+        return columns
+
+    def _settle(self, kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]]) -> None:
+        for name, (_, shape) in kinds.items():
+            if name in self._taken or name.startswith(("obs.", "state.")):
+                raise PolicyFault(
+                    f"the policy's extra {name!r} has the name of a column that is there already; "
+                    "call it something else"
+                )
+            if shape[:1] != (self._n,):
+                raise PolicyFault(
+                    f"the policy's {name!r} has shape {shape}; expected a row for each of "
+                    f"the {self._n} environments"
+                )
+        if self._kinds is not None:
+            name = next(k for k in {**self._kinds, **kinds} if self._kinds.get(k) != kinds.get(k))
+            raise PolicyFault(
+                f"the policy's extra {name!r} was {_say(self._kinds.get(name))} and is now "
+                f"{_say(kinds.get(name))}; it must be the same at every step"
+            )
+        self._kinds = kinds
+
+
+def _say(kind: tuple[np.dtype[Any], tuple[int, ...]] | None) -> str:
+    return "missing" if kind is None else f"{kind[0]} of shape {kind[1]}"
+
+
+def check_log_prob(values: Column | None, where: Callable[[int], str]) -> None:
+    """Raise if a log-probability is not finite; ``where`` names the place of a row."""
+    if values is not None and not np.isfinite(values).all():
+        bad = int(np.argwhere(~np.isfinite(values))[0][0])
+        raise PolicyFault(f"the policy's log_prob is {values[bad]} for {where(bad)}")
+
+
+def annotate(fragment: Fragment, policy: Policy) -> None:
+    """Add the columns that a policy computes from a whole fragment."""
+    rows = len(fragment.columns["reward"])
+    try:
+        given = {name: np.asarray(values) for name, values in policy.annotate(fragment).items()}
+    except Exception as error:
+        envs = fragment.columns["env"]
+        raise PolicyFault(
+            f"the policy raised {type(error).__name__} in annotate() on environments "
+            f"{envs.min()}–{envs.max()}: {error}"
+        ) from error
+    for name, column in given.items():
+        if name in fragment.columns:
+            raise PolicyFault(
+                f"annotate() returned {name!r}, which the fragment has already; there are "
+                f"{', '.join(fragment.columns)}"
+            )
+        if column.shape[:1] != (rows,) or column.dtype.kind not in "biuf":
+            raise PolicyFault(
+                f"annotate() returned {name!r} of shape {column.shape} and dtype {column.dtype}; "
+                f"expected numbers, a row for each of the fragment's {rows} rows"
+            )
+        fragment.columns[name] = column
