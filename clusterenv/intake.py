@@ -107,7 +107,7 @@ class Intake:
     def stats(self) -> Stats:
         """Return what has been done so far."""
         with self._tally.lock:
-            return self._tally.stats(self._publisher, self.ready)
+            return self._tally.stats(self._publisher, self.ready, list(self._waiting))
 
     def take(self) -> Batch | BaseException:
         """Wait for the next batch, or for the error that ends the run."""

@@ -69,6 +69,8 @@ class Stats:
     """Of each shard: how often it was placed again."""
     queued: int
     """Batches received and not yet taken."""
+    queued_by_shard: list[int]
+    """The same, of each shard."""
     evaluation_seconds: float
     """Spent by ``publish`` on computing divergences."""
 
@@ -147,7 +149,7 @@ class Tally:
             self._lengths.extend(lengths)
         self._unsettled.clear()
 
-    def stats(self, publisher: Publisher, queued: int) -> Stats:
+    def stats(self, publisher: Publisher, queued: int, queued_by_shard: list[int]) -> Stats:
         seconds = time.monotonic() - self._began
         least, most, total = self._lags
         return Stats(
@@ -177,5 +179,6 @@ class Tally:
             rebuilt=self._rebuilt,
             incarnations=list(self._incarnations),
             queued=queued,
+            queued_by_shard=queued_by_shard,
             evaluation_seconds=publisher.evaluation_seconds,
         )

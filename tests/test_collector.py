@@ -156,6 +156,7 @@ def test_a_slow_reader_slows_simulation_instead_of_filling_memory(client: Client
         assert wait_until(lambda: collector.stats().rows == rows)
         assert not wait_until(lambda: collector.stats().rows > rows, seconds=0.5)
         assert collector.stats().queued == 6
+        assert collector.stats().queued_by_shard == [3, 3]
 
 
 # Synchronization
