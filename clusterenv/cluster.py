@@ -8,6 +8,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -208,6 +209,11 @@ def _start(
 ) -> Client:
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ConfigError(_GUARD)
+    if name == "local" and getattr(sys.modules["__main__"], "__file__", None) == "<stdin>":
+        raise ConfigError(
+            "the processes of a local cluster import the script that starts it, and this one comes "
+            "from standard input: save it as a file, and run that"
+        )
     with contextlib.ExitStack() as undo:
         try:
             if name == "local":

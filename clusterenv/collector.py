@@ -208,6 +208,11 @@ class Collector:
             The new version's number.
         """
         self._check_open()
+        if not isinstance(policy, Policy):
+            raise ConfigError(
+                f"publish() got a {type(policy).__name__}; publish the policy that the collector "
+                "was made with, or a copy of it: collector.publish(policy)"
+            )
         for name, value in scalars.items():
             if not isinstance(value, (int, float, np.number)):
                 raise ConfigError(

@@ -121,4 +121,7 @@ def _spec(name: str) -> EnvSpec:
             f"{error} If another package registers it, name its module too: 'package:{name}'"
         ) from error
     except ModuleNotFoundError as error:
-        raise UnknownEnv(f"cannot import {module!r}, the module of {name!r}: {error}") from error
+        raise UnknownEnv(
+            f"cannot import {module!r}, the module of {name!r}: {error}. A module of this "
+            "directory is found with PYTHONPATH=."
+        ) from error

@@ -403,6 +403,15 @@ def test_bad_arguments(client: Client, arguments: dict[str, Any], message: str) 
         cartpole(client, **arguments)
 
 
+def test_only_a_policy_can_be_published(client: Client) -> None:
+    policy = cartpole_policy()
+    with (
+        cartpole(client, policy) as collector,
+        pytest.raises(errors.ConfigError, match=r"publish\(\) got a OrderedDict"),
+    ):
+        collector.publish(policy.state_dict())  # type: ignore[arg-type]
+
+
 def test_a_policy_that_cannot_be_pickled(client: Client) -> None:
     policy = cartpole_policy()
     policy.lock = threading.Lock()  # type: ignore[assignment]

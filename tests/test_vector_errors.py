@@ -357,6 +357,15 @@ def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
     assert "if __name__ == '__main__':" in done.stderr
 
 
+def test_a_script_from_standard_input_is_told_to_become_a_file() -> None:
+    script = "import clusterenv\nif __name__ == '__main__':\n    clusterenv.connect()\n"
+    done = subprocess.run(
+        [sys.executable, "-"], input=script, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode != 0
+    assert "save it as a file, and run that" in done.stderr.splitlines()[-1]
+
+
 def test_a_fork_of_the_head_leaves_the_parents_environments_alone(
     envs: clusterenv.ClusterEnv,
 ) -> None:

@@ -21,7 +21,10 @@ from clusterenv.schema import Column, Layout
 
 __all__ = ["Acting", "Chooser", "Interrupted", "StepOf"]
 
-_TAKEN = {"obs", "action", "action_mask", *GIVEN, "env", "episode", "step", "version"}
+_TAKEN = {
+    *("obs", "next_obs", "action", "action_mask", *GIVEN),
+    *("env", "episode", "step", "version", "shard", "incarnation"),
+}
 
 StepOf = Callable[[int, int], str]
 """Says, for a message, which step an environment is at, given its row and the time row."""

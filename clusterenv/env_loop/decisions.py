@@ -78,7 +78,7 @@ class ExtrasCheck:
 
     def _settle(self, kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]]) -> None:
         for name, (_, shape) in kinds.items():
-            if name in self._taken or name.startswith(("obs.", "state.")):
+            if name in self._taken or name.startswith(("obs.", "next_obs.", "state.")):
                 raise PolicyFault(
                     f"the policy's extra {name!r} has the name of a column that is there already; "
                     "call it something else"

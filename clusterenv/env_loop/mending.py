@@ -15,6 +15,8 @@ from clusterenv.supervision import EnvFaults, rebuilt_seed
 
 __all__ = ["Mender", "Rebuildable"]
 
+_UNSEEDED = " With a seed it can be made to happen again: Collector(..., seed=1)."
+
 
 class Rebuildable(Protocol):
     """An engine that can make one of its environments anew."""
@@ -83,6 +85,7 @@ class Mender:
                     note=(
                         f"Fault {len(times)} of this environment, and {self._rule} allows no more. "
                         f"Its seed was {self._seeds[row]}, its last action {action}."
+                        + ("" if self._seeds[row] is not None else _UNSEEDED)
                     ),
                 ) from cause
             seed = rebuilt_seed(self._origin[row], self._first + row, len(times))
