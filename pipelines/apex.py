@@ -24,10 +24,9 @@ from clusterenv.errors import ClusterEnvError
 from clusterenv.fragment import Fragment
 from clusterenv.policies import Context, Decision, EpsilonGreedy
 from clusterenv.schema import Column
-from pipelines import dqn, options
+from pipelines import dqn, options, ranges
 from pipelines.dqn import Arrangement, Result
 from pipelines.learner_args import LearnerArgs
-from pipelines.run_args import refused
 
 __all__ = ["APEX", "Args", "Explorers", "ladder", "preset", "td_errors", "train"]
 
@@ -44,10 +43,8 @@ class Args(LearnerArgs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.ladder_base < 1:
-            raise refused("ladder_base", self.ladder_base, "between 0 and 1", 0.4)
-        if self.ladder_power < 0:
-            raise refused("ladder_power", self.ladder_power, "0 or more", 7)
+        ranges.check(self, ranges.INSIDE, "ladder_base")
+        ranges.check(self, ranges.NOT_NEGATIVE, "ladder_power")
 
 
 PRESETS: dict[str, dict[str, Any]] = {

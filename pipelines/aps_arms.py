@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from clusterenv.errors import ConfigError
+from pipelines import ranges
 
 __all__ = ["Args", "Arm", "Outcome", "Verdict", "arms", "by_arm", "judge", "mean", "table"]
 
@@ -36,6 +37,16 @@ class Args:
     out: Path = Path("docs/experiments/aps")  # summary, curves and plots; runs/ is not for git
     only: tuple[str, ...] = ()  # names of arms, such as never or divergence-0.05; default: all
     plot_only: bool = False  # draw and judge what is in --out
+
+    def __post_init__(self) -> None:
+        counts = ("every", "total_steps", "num_envs", "horizon", "minibatches", "shards")
+        ranges.check(self, ranges.COUNT, *counts)
+        ranges.check(self, ranges.LIMIT, "thresholds")
+        ranges.check(self, ranges.NOT_NEGATIVE, "seeds")
+        ranges.check(self, ranges.POSITIVE, "lr")
+        ranges.check_shards(self.num_envs, self.shards)
+        if not (self.seeds or self.plot_only):
+            raise ConfigError("--seeds names none, and each is a run of every arm: --seeds 100 200")
 
 
 @dataclass(frozen=True)

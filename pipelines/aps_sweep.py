@@ -19,10 +19,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import tyro
-
 from clusterenv.errors import ClusterEnvError, ConfigError
-from pipelines import ppo
+from pipelines import options, ppo
 from pipelines.aps_arms import (
     CURVE,
     SETTINGS,
@@ -36,7 +34,7 @@ from pipelines.aps_arms import (
     table,
 )
 from pipelines.aps_plots import draw
-from pipelines.run_args import sync_rule
+from pipelines.directories import check_kind, taken
 from pipelines.sinks import read_csv
 
 __all__ = ["sweep"]
@@ -95,7 +93,7 @@ def settle(args: Args) -> Args:
         ]
         raise ConfigError(
             f"{args.out} holds runs with other settings: {', '.join(changed)}; go on with those, "
-            f"or write elsewhere: --out {args.out}-2"
+            f"or write elsewhere: --out {taken(args.out)}-2"
         )
     return args
 
@@ -157,8 +155,9 @@ def sweep(args: Args) -> Verdict:
         If the arguments cannot work, or differ from those of the runs in ``out``.
     """
     chosen = [] if args.plot_only else arms(args)
+    check_kind(args.out, "aps_sweep")
     for arm in chosen:
-        sync_rule(plan(args, arm, 0))  # refuses a bad number before anything runs
+        plan(args, arm, 0)  # refuses what cannot work before anything is written
     args = settle(args)
     outcomes = read_outcomes(args.out)
     finished = {(outcome.arm, outcome.seed) for outcome in outcomes}
@@ -191,7 +190,7 @@ def sweep(args: Args) -> Verdict:
 def main() -> None:
     """Read the command line and sweep."""
     try:
-        sweep(tyro.cli(Args, description=__doc__))
+        sweep(options.read(Args, None, description=__doc__))
     except (ClusterEnvError, KeyboardInterrupt) as error:
         sys.exit(f"aps_sweep: {str(error) or 'interrupted'}")
 

@@ -1,4 +1,7 @@
-"""The command ``clusterenv``: train, collect, doctor, inspect, plot, bench."""
+"""The command ``clusterenv``: train, collect, doctor, inspect, plot, bench.
+
+Each command imports what it needs when it runs: help, and a word that is none, come at once.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,6 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
-
-from clusterenv import __version__
-from clusterenv.errors import ClusterEnvError, ConfigError, UnknownEnv
 
 __all__ = ["COMMANDS", "main"]
 
@@ -66,6 +66,8 @@ def _bench(words: Sequence[str]) -> int:
     if words and words[0] in ("-h", "--help"):
         print(f"usage: clusterenv bench {{{','.join(known)}}} [OPTIONS]; each has its own --help")
         return DONE
+    from clusterenv.errors import ConfigError
+
     if not words or words[0] not in known:
         said = f"{words[0]!r} is unknown" if words else "nothing is named"
         raise ConfigError(f"{said}; one of {', '.join(known)}: clusterenv bench collect")
@@ -97,6 +99,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_help())
         return DONE if words[1:] else USAGE
     if words[0] in ("-V", "--version"):
+        from clusterenv import __version__
+
         print(__version__)
         return DONE
     if words[0] == "completion":
@@ -108,27 +112,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USAGE
     try:
         return COMMANDS[name].run(words[len(name.split()) :]) or DONE
-    except (ConfigError, UnknownEnv) as error:
-        print(f"clusterenv {name}: {error}", file=sys.stderr)
-        return USAGE
-    except ClusterEnvError as error:
-        print(f"clusterenv {name}: {error}", file=sys.stderr)
-        return FAILED
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    except Exception as error:
+        said, code = _told(error)
+        if not said:
             raise
-        where = f" for {error.filename}" if error.filename else ""
-        print(
-            f"clusterenv {name}: no room left on the disk{where}. Make room and go on; what a run "
-            f"saved last is whole: clusterenv inspect tells what that is",
-            file=sys.stderr,
-        )
-        return FAILED
+        print(f"clusterenv {name}: {said}", file=sys.stderr)
+        return code
     except SystemExit as end:  # how tyro and argparse end: after --help, or with a complaint
         return end.code if isinstance(end.code, int) else FAILED
     except KeyboardInterrupt:
         print(f"clusterenv {name}: interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def _told(error: Exception) -> tuple[str, int]:
+    """Return what to say of an error, and the exit code; nothing of one that nobody expected."""
+    from clusterenv.errors import ClusterEnvError, ConfigError, UnknownEnv
+
+    if isinstance(error, ClusterEnvError):
+        return str(error), USAGE if isinstance(error, (ConfigError, UnknownEnv)) else FAILED
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f" for {error.filename}" if error.filename else ""
+        return (
+            f"no room left on the disk{where}. Make room and go on; what a run saved last is "
+            "whole: clusterenv inspect tells what that is"
+        ), FAILED
+    return "", FAILED
 
 
 def completion() -> str:

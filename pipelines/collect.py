@@ -26,14 +26,15 @@ from clusterenv import Batch
 from clusterenv.errors import ClusterEnvError, ConfigError, StoreNotWritten
 from clusterenv.policies import EpsilonGreedy, Policy, Random
 from clusterenv.store import Journal, Stack
-from pipelines import dashboard, options
+from pipelines import dashboard, options, ranges
 from pipelines.agents import PPOAgent
+from pipelines.directories import check_kind, note_of
 from pipelines.display import Display, duration
 from pipelines.episodes import Episodes, Intake, mean
 from pipelines.metrics import Metrics, collected
 from pipelines.q_networks import QNetwork, stack_of
 from pipelines.run import Interrupt
-from pipelines.sessions import arguments, check_arguments, note_of
+from pipelines.sessions import arguments, check_arguments
 from pipelines.spaces import spaces_of
 
 __all__ = ["Args", "Result", "collect", "cut", "load_policy"]
@@ -61,18 +62,11 @@ class Args:
     quiet: bool = False  # print nothing
 
     def __post_init__(self) -> None:
-        for name, example in (("rows", 1_000_000), ("num_envs", 16), ("horizon", 128)):
-            if getattr(self, name) < 1:
-                flag = f"--{name.replace('_', '-')}"
-                raise ConfigError(
-                    f"{flag} must be at least 1, got {getattr(self, name)}: {flag} {example}"
-                )
-        if not 0 <= self.epsilon <= 1:
-            raise ConfigError(f"--epsilon must be from 0 to 1, got {self.epsilon}: --epsilon 0.05")
-        if not self.commit_seconds > 0:
-            raise ConfigError(
-                f"--commit-seconds must be above 0, got {self.commit_seconds}: --commit-seconds 30"
-            )
+        ranges.check(self, ranges.COUNT, "rows", "num_envs", "horizon", "shards")
+        ranges.check(self, ranges.SHARE, "epsilon")
+        ranges.check(self, ranges.NOT_NEGATIVE, "seed")
+        ranges.check(self, ranges.BOUND, "commit_seconds")
+        ranges.check_shards(self.num_envs, self.shards)
 
 
 @dataclass(frozen=True)
@@ -97,17 +91,11 @@ def collect(args: Args) -> Result:
     ConfigError
         If the policy does not fit the environment, or the directory is of another dataset.
     """
+    check_kind(args.out, "collect")
+    if note := note_of(args.out):
+        check_arguments(args.out, note["dataset"], args, FREE)
     observations, actions = spaces_of(args.env, args.engine)
     policy = load_policy(args.policy, observations, actions, args.epsilon)
-    note = note_of(args.out)
-    if note is None and (args.out / "progress.csv").exists():
-        raise ConfigError(f"{args.out} holds a learner's run; write elsewhere: --out {args.out}-2")
-    if note is not None:
-        if "dataset" not in note:
-            raise ConfigError(
-                f"{args.out} is a learner's journal; write elsewhere: --out {args.out}-2"
-            )
-        check_arguments(args.out, note["dataset"], args, FREE)
     frames = stack_of(observations)
     journal = Journal(args.out, stack=None if frames is None else Stack(frames))
     with contextlib.closing(journal):

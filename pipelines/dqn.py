@@ -25,14 +25,14 @@ import clusterenv
 from clusterenv.errors import ClusterEnvError
 from clusterenv.policies import EpsilonGreedy
 from clusterenv.store import NStep, Prioritized, Ratio, ReplayStore, Uniform
-from pipelines import dashboard, options
+from pipelines import dashboard, options, ranges
 from pipelines.display import Display, summary
 from pipelines.episodes import Episodes, Intake, mean
 from pipelines.learner_args import FREE, LearnerArgs
 from pipelines.metrics import Metrics, collected
 from pipelines.q_networks import QNetwork, stack_of
 from pipelines.run import Interrupt
-from pipelines.run_args import refused, survival, sync_rule
+from pipelines.run_args import survival, sync_rule
 from pipelines.sessions import Session
 from pipelines.spaces import spaces_of
 
@@ -49,11 +49,8 @@ class Args(LearnerArgs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("epsilon_start", "epsilon_end"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise refused(name, getattr(self, name), "from 0 to 1", 0.01)
-        if self.epsilon_steps < 1:
-            raise refused("epsilon_steps", self.epsilon_steps, "above 0", 20_000)
+        ranges.check(self, ranges.SHARE, "epsilon_start", "epsilon_end")
+        ranges.check(self, ranges.COUNT, "epsilon_steps")
 
 
 # fmt: off
@@ -261,7 +258,7 @@ class Training:
     def __init__(self, args: LearnerArgs, arrangement: Arrangement) -> None:
         self.args, self.arrangement = args, arrangement
         name = f"{arrangement.name}-{args.env.replace('/', '-')}-seed{args.seed}"
-        self.session = Session(args, name, FREE)
+        self.session = Session(args, arrangement.name, name, FREE)
         self.run = self.session.run
         self.title = f"{arrangement.title} on {args.env}"
         self.display = Display(self.title, args.total_steps, args.quiet)

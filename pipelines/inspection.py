@@ -8,12 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from clusterenv import open_dataset
 from clusterenv.errors import ClusterEnvError, ConfigError
-from clusterenv.store.journal import read_manifest
-from clusterenv.store.reading import without_damaged
 from pipelines.sinks import read_csv
 
 __all__ = ["Args", "describe"]
@@ -67,6 +62,13 @@ def _progress(path: Path) -> list[tuple[str, str]]:
 
 
 def _store(directory: Path) -> list[tuple[str, str]]:
+    # Here, as --help needs none of it.
+    import numpy as np
+
+    from clusterenv.store import open_dataset
+    from clusterenv.store.manifest import read_manifest
+    from clusterenv.store.reading import without_damaged
+
     manifest = read_manifest(directory)
     note: Any = manifest.note or {}
     whole = without_damaged(directory, manifest)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from clusterenv.errors import ConfigError
-from pipelines.run_args import RunArgs, refused
+from pipelines import ranges, run_args
+from pipelines.run_args import RunArgs
 
 __all__ = ["FREE", "LearnerArgs"]
 
-# Arguments that may change when a run goes on.
-FREE = (
-    *("total_steps", "stop_at", "shards", "cluster", "threads", "log_every", "checkpoint_every"),
-    *("restarts", "restart_wait", "env_faults", "out", "wandb", "dashboard", "quiet"),
-)
+FREE = (*run_args.FREE, "log_every")
 
 
 @dataclass(frozen=True)
@@ -43,19 +41,22 @@ class LearnerArgs(RunArgs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive = (
-            *("n_step", "batch", "rows_per_update"),
-            *("min_rows", "capacity", "target_every", "publish_every"),
-            *("log_every", "checkpoint_every", "lr", "tau", "temperature", "grad_norm"),
-        )
-        for name in positive:
-            if not getattr(self, name) > 0:
-                raise refused(name, getattr(self, name), "above 0", 8)
-        for name, example in (("gamma", 0.99), ("tau", 0.005), ("alpha", 0.6), ("beta", 0.4)):
-            if not 0 <= getattr(self, name) <= 1:
-                raise refused(name, getattr(self, name), "from 0 to 1", example)
+        counts = ("n_step", "batch", "rows_per_update", "min_rows", "capacity", "target_every")
+        ranges.check(self, ranges.COUNT, *counts)
+        ranges.check(self, ranges.COUNT, "publish_every", "hidden", "log_every", "checkpoint_every")
+        ranges.check(self, ranges.POSITIVE, "lr", "temperature")
+        ranges.check(self, ranges.BOUND, "grad_norm")
+        ranges.check(self, ranges.SHARE, "gamma", "alpha", "beta")
+        ranges.check(self, ranges.STEP, "tau")
         if self.min_rows > self.capacity:
             raise ConfigError(
                 f"--min-rows {self.min_rows} are never there with --capacity {self.capacity}: "
                 f"--min-rows {max(1, self.capacity // 10)}"
+            )
+        # As many shards as environments, if they are left to the cluster: the smallest batches.
+        batch = self.horizon * math.ceil(self.num_envs / (self.shards or self.num_envs))
+        if batch > self.capacity:
+            raise ConfigError(
+                f"--capacity {self.capacity} has no room for the {batch} rows that a shard sends "
+                f"at once, by --horizon {self.horizon}: --capacity {10 * batch}"
             )

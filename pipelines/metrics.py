@@ -6,9 +6,10 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from clusterenv import Stats
+if TYPE_CHECKING:  # those who only read metrics need no collector
+    from clusterenv import Stats
 
 __all__ = ["Metrics", "collected"]
 

@@ -20,7 +20,7 @@ import yaml
 
 from clusterenv.errors import ConfigError
 
-__all__ = ["command", "from_file", "read"]
+__all__ = ["command", "flag", "from_file", "read"]
 
 Options = TypeVar("Options")
 
@@ -51,7 +51,8 @@ def read(
     Raises
     ------
     ConfigError
-        If the file of ``--options`` names something else, or cannot be read.
+        If the options cannot work, or the file of ``--options`` names something else or cannot be
+        read.
     """
     peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     peek.add_argument("--options", type=Path)
@@ -68,9 +69,16 @@ def read(
         peek.add_argument("--env", default=given.get("env", fields["env"].default))
         env = peek.parse_known_args(words)[0].env
         values |= {**presets.get(env, {}), "env": env}
-    default = kind(**{**values, **given})
     text = f"{(description or '').strip()}\n\n{HINT}"
-    return tyro.cli(kind, default=default, args=words, description=text, prog=prog)
+
+    # Checked when all is known, and not by tyro, which draws a frame through the message.
+    class Unchecked(kind):  # type: ignore[valid-type, misc]
+        def __post_init__(self) -> None:
+            pass
+
+    default = Unchecked(**{**values, **given})
+    read = tyro.cli(Unchecked, default=default, args=words, description=text, prog=prog)
+    return kind(**{name: getattr(read, name) for name in fields})
 
 
 def command(prog: str, args: Any, presets: Mapping[str, Mapping[str, Any]], **changes: Any) -> str:
@@ -97,15 +105,29 @@ def command(prog: str, args: Any, presets: Mapping[str, Mapping[str, Any]], **ch
     tacit |= {**presets.get(args.env, {}), "env": args.env}
     words = [program, *rest, "--env", args.env]
     for field in fields:
-        value, flag = getattr(args, field.name), field.name.replace("_", "-")
-        if value == tacit[field.name]:
-            continue
-        if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            several = value if isinstance(value, tuple) else (value,)
-            words += [f"--{flag}", *map(str, several)]
+        value = getattr(args, field.name)
+        if value != tacit[field.name]:
+            words += _words(field.name, value)
     return shlex.join(words)
+
+
+def flag(name: str, value: Any) -> str:
+    """Return the words that give an option this value.
+
+    Examples
+    --------
+    >>> flag("hidden", (64, 64)), flag("clip_value", False)
+    ('--hidden 64 64', '--no-clip-value')
+    """
+    return shlex.join(_words(name, value))
+
+
+def _words(name: str, value: Any) -> list[str]:
+    name = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    several = value if isinstance(value, (tuple, list)) else (value,)
+    return [f"--{name}", *map(str, several)]
 
 
 def from_file(kind: type[Any], path: Path) -> dict[str, Any]:

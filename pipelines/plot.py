@@ -8,10 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib as mpl
 import tyro
-from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
 
 from clusterenv.errors import ConfigError
 
@@ -45,6 +42,11 @@ def draw(runs: Sequence[Path], out: Path) -> Path:
         raise ConfigError("name at least one run: clusterenv plot runs/a runs/b --out both.png")
     if out.suffix not in (".png", ".svg", ".pdf"):
         raise ConfigError(f"--out {out}: the picture must end in .png, .svg or .pdf")
+    # Here, as --help needs none of it.
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
+
     curves = dict(zip(_names(runs), map(_read, runs), strict=True))
     figure = Figure(figsize=(11, 7), dpi=120, layout="constrained")
     for axes, (column, title) in zip(figure.subplots(2, 2).flat, PANELS.items(), strict=True):

@@ -23,16 +23,20 @@ from torch import Tensor, nn
 import clusterenv
 from clusterenv.errors import ClusterEnvError, ConfigError
 from clusterenv.store import Rollout, RolloutStore
-from pipelines import dashboard, gae, options
+from pipelines import dashboard, gae, options, ranges, run_args
 from pipelines.agents import PPOAgent
+from pipelines.directories import check_kind
 from pipelines.display import Display, summary
 from pipelines.metrics import Metrics, collected
 from pipelines.run import Interrupt, Run
-from pipelines.run_args import RunArgs, refused, survival, sync_rule
+from pipelines.run_args import RunArgs, survival, sync_rule
 from pipelines.running import RewardScaler
+from pipelines.sessions import arguments, check_arguments
 from pipelines.spaces import spaces_of
 
 __all__ = ["Args", "PPOAgent", "Result", "preset", "train"]
+
+FREE = (*run_args.FREE, "resume")
 
 
 @dataclass(frozen=True)
@@ -64,13 +68,17 @@ class Args(RunArgs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, example in (("epochs", 4), ("minibatches", 4), ("max_correction", 2)):
-            if not getattr(self, name) > 0:
-                raise refused(name, getattr(self, name), "above 0", example)
-        if 2 * self.minibatches > self.num_envs * self.horizon:
+        ranges.check(self, ranges.COUNT, "epochs", "minibatches", "hidden", "checkpoint_every")
+        ranges.check(self, ranges.POSITIVE, "lr")
+        ranges.check(self, ranges.BOUND, "clip", "max_correction", "grad_norm")
+        ranges.check(self, ranges.SHARE, "gamma", "lam")
+        ranges.check(self, ranges.NOT_NEGATIVE, "entropy", "value_coef")
+        rows = self.num_envs * self.horizon
+        if 2 * self.minibatches > rows:
+            right = f"--minibatches {rows // 2}" if rows > 1 else "--horizon 128"
             raise ConfigError(
                 f"--minibatches {self.minibatches} leaves fewer than 2 rows in each, of "
-                f"{self.num_envs} environments × {self.horizon} steps: --minibatches 4"
+                f"{self.num_envs} environments × {self.horizon} steps: {right}"
             )
         if self.resume and self.out is None:
             raise ConfigError("--resume needs the run's directory: --out runs/mine --resume")
@@ -131,7 +139,7 @@ def update(
     losses: list[Tensor] = []
     for _ in range(args.epochs):
         losses.clear()
-        for rows in torch.randperm(len(obs)).chunk(args.minibatches):
+        for rows in torch.randperm(len(obs)).tensor_split(args.minibatches):
             distribution = agent.distribution(obs[rows])
             value = agent.value(obs[rows])
             log_ratio = distribution.log_prob(action[rows]) - proximal[rows]
@@ -187,7 +195,11 @@ def train(args: Args) -> Result:
     torch.manual_seed(args.seed)
     stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     out = args.out or Path("runs") / f"ppo-{args.env.replace('/', '-')}-{args.seed}-{stamp}"
+    check_kind(out, "ppo")
     run = Run(out, resume=args.resume, wandb=args.wandb)
+    saved = run.load() if args.resume else {}
+    if begun := saved.get("args"):  # checkpoints of earlier versions have none
+        check_arguments(out, begun, args, FREE)
     title = f"PPO on {args.env}"
     spaces = spaces_of(args.env, args.engine)
     agent = PPOAgent(*spaces, args.hidden, args.normalize_obs)
@@ -200,13 +212,13 @@ def train(args: Args) -> Result:
     past = Metrics()
     earlier: list[float] = []
     if args.resume:
-        past, earlier = restore(run, parts)
+        past, earlier = restore(run, saved, parts)
     metrics, returns = past, earlier
     reached_at: int | None = None
 
     def save() -> None:
         states = {name: part.state_dict() for name, part in parts.items()}
-        more = {"metrics": metrics.given(), "returns": returns}
+        more = {"metrics": metrics.given(), "returns": returns, "args": arguments(args)}
         run.save({**states, "rng": torch.get_rng_state(), **more})
 
     interrupt = Interrupt("stopping after this update; Ctrl-C again stops at once", args.quiet)
@@ -276,7 +288,10 @@ def train(args: Args) -> Result:
             # In a terminal, Ctrl-C also reaches the workers of a local cluster.
             if not interrupt.wanted:
                 save()
-                display.say(f"saved {run.checkpoint}; go on from there with --resume --out {out}")
+                display.say(
+                    f"saved {run.checkpoint}; the same command goes on from there with "
+                    f"--resume --out {out}"
+                )
                 raise
     save()
     curve = run.draw(f"{title}, --sync {args.sync}")
@@ -298,10 +313,11 @@ def train(args: Args) -> Result:
     )
 
 
-def restore(run: Run, parts: Mapping[str, Any]) -> tuple[Metrics, list[float]]:
-    """Bring all parts to the run's checkpoint; return its metrics and last 100 returns."""
-    saved = run.load()
-    if absent := parts.keys() ^ (saved.keys() - {"rng", "metrics", "returns"}):
+def restore(
+    run: Run, saved: Mapping[str, Any], parts: Mapping[str, Any]
+) -> tuple[Metrics, list[float]]:
+    """Bring all parts to what the run has saved; return its metrics and last 100 returns."""
+    if absent := parts.keys() ^ (saved.keys() - {"rng", "metrics", "returns", "args"}):
         raise ConfigError(
             f"{run.checkpoint} and the arguments differ in {sorted(absent)}; "
             "resume with the arguments that began the run"

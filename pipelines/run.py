@@ -12,9 +12,9 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import torch
-from matplotlib.figure import Figure
 
 from clusterenv.errors import ConfigError
+from pipelines.directories import taken
 from pipelines.metrics import Metrics
 from pipelines.sinks import CsvFile, JsonLines, Sink, TensorBoard, WandB, read_csv
 
@@ -59,12 +59,12 @@ class Run:
         if resume and not self.checkpoint.is_file():
             raise ConfigError(
                 f"nothing to resume: {self.checkpoint} does not exist; begin a run elsewhere: "
-                f"--out {out}-2"
+                f"--out {taken(out)}-2"
             )
         if not resume and self.checkpoint.exists():
             raise ConfigError(
                 f"{out} holds another run's checkpoint; continue it with --out {out} --resume, "
-                f"or write elsewhere: --out {out}-2"
+                f"or write elsewhere: --out {taken(out)}-2"
             )
         self._resumes = resume
         self._wandb = wandb
@@ -139,6 +139,8 @@ class Run:
 
     def draw(self, title: str) -> Path:
         """Draw the return over the steps to ``curve.png``, from ``progress.csv``."""
+        from matplotlib.figure import Figure  # here, as --help needs none of it
+
         rows = read_csv(self.progress)
         figure = Figure(figsize=(7, 4), layout="constrained")
         axes = figure.subplots()

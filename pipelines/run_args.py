@@ -7,10 +7,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import clusterenv
-from clusterenv.errors import ConfigError
 from clusterenv.sync import SyncRule
+from pipelines import ranges
 
-__all__ = ["RunArgs", "refused", "survival", "sync_rule"]
+__all__ = ["FREE", "RunArgs", "survival", "sync_rule"]
+
+# Arguments that may change when a run goes on.
+FREE = (
+    *("total_steps", "stop_at", "shards", "cluster", "threads", "checkpoint_every"),
+    *("restarts", "restart_wait", "env_faults", "out", "wandb", "dashboard", "quiet"),
+)
 
 
 @dataclass(frozen=True)
@@ -40,15 +46,12 @@ class RunArgs:
     quiet: bool = False  # print nothing
 
     def __post_init__(self) -> None:
-        for name in ("total_steps", "num_envs", "horizon", "every", "threads"):
-            if not getattr(self, name) > 0:
-                raise refused(name, getattr(self, name), "above 0", 8)
-
-
-def refused(name: str, value: float, wanted: str, example: float) -> ConfigError:
-    """Return the error of an argument, with one that would do."""
-    flag = f"--{name.replace('_', '-')}"
-    return ConfigError(f"{flag} must be {wanted}, got {value}: {flag} {example}")
+        counts = ("total_steps", "num_envs", "horizon", "shards", "every", "max_lag", "threads")
+        ranges.check(self, ranges.COUNT, *counts)
+        ranges.check(self, ranges.NOT_NEGATIVE, "restarts", "env_faults", "seed")
+        ranges.check(self, ranges.LIMIT, "threshold", "restart_wait")
+        ranges.check(self, ranges.FINITE, "stop_at")
+        ranges.check_shards(self.num_envs, self.shards)
 
 
 def survival(args: RunArgs) -> dict[str, Any]:

@@ -15,10 +15,11 @@ from typing import Any
 
 from clusterenv.errors import ConfigError
 from clusterenv.store import ReplayStore
-from clusterenv.store.journal import read_manifest
+from pipelines import options
+from pipelines.directories import check_kind, content, note_of, taken
 from pipelines.run import Run
 
-__all__ = ["Session", "arguments", "check_arguments", "note_of", "run_directory"]
+__all__ = ["Session", "arguments", "check_arguments", "run_directory"]
 
 OF_NO_RUN = ("out", "wandb", "dashboard", "quiet")
 
@@ -30,6 +31,8 @@ class Session:
     ----------
     args
         Arguments of the command, with ``out`` and ``wandb``.
+    kind
+        The command.
     name
         Of the directory under ``runs/``, if there is no ``--out``.
     free
@@ -41,13 +44,10 @@ class Session:
         If the directory is of another run.
     """
 
-    def __init__(self, args: Any, name: str, free: Collection[str]) -> None:
-        self.out = run_directory(args, name)
+    def __init__(self, args: Any, kind: str, name: str, free: Collection[str]) -> None:
+        self.out = run_directory(args, kind, name)
         self.journal = self.out / "replay"
-        if (self.out / "checkpoint.pt").exists():
-            raise ConfigError(
-                f"{self.out} holds a run of another kind; write elsewhere: --out {self.out}-2"
-            )
+        check_kind(self.out, kind)
         note = note_of(self.journal)
         if note is not None:
             check_arguments(self.out, note["args"], args, free)
@@ -59,7 +59,7 @@ class Session:
             checkpoint=self.note["learner"],
             wandb=args.wandb,
         )
-        self._args = arguments(args)
+        self._kept = {"kind": kind, "args": arguments(args)}
         self._number = int(self.note["number"])
 
     def commit(self, store: ReplayStore, learner: Mapping[str, Any], **note: Any) -> None:
@@ -77,7 +77,7 @@ class Session:
         self._number += 1
         self.run.save(learner, f"learner-{self._number}.pt")
         name = self.run.checkpoint.name
-        store.commit(learner=name, number=self._number, args=self._args, **note)
+        store.commit(learner=name, number=self._number, **self._kept, **note)
         for other in self.out.glob("learner-*"):
             if other.name != name:
                 other.unlink()
@@ -88,14 +88,7 @@ def arguments(args: Any) -> dict[str, Any]:
     return dict(json.loads(json.dumps(dataclasses.asdict(args), default=str)))
 
 
-def note_of(journal: Path) -> Mapping[str, Any] | None:
-    """Return the note of a journal's last commit; ``None`` if there was none."""
-    if not (journal / "manifest.json").is_file():
-        return None
-    return read_manifest(journal).note or None
-
-
-def run_directory(args: Any, name: str) -> Path:
+def run_directory(args: Any, kind: str, name: str) -> Path:
     """Return ``--out``, or under ``runs/`` the first directory that this command may use.
 
     That is one of the same arguments whose run has not finished, or else a new one.
@@ -105,6 +98,9 @@ def run_directory(args: Any, name: str) -> Path:
     wanted = _of_run(arguments(args))
     candidates = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     for out in map(Path("runs").joinpath, candidates):
+        found = content(out)
+        if found is not None and kind not in found.kinds:
+            continue
         note = note_of(out / "replay")
         if note is None or (_of_run(note["args"]) == wanted and not note["finished"]):
             return out
@@ -120,14 +116,14 @@ def check_arguments(out: Path, begun: Mapping[str, Any], args: Any, free: Collec
         With the arguments that differ.
     """
     differ = [
-        f"--{name.replace('_', '-')} {begun.get(name)} instead of {value}"
+        f"{options.flag(name, begun.get(name))} instead of {options.flag(name, value)}"
         for name, value in arguments(args).items()
         if name not in free and begun.get(name) != value
     ]
     if differ:
         raise ConfigError(
             f"the run in {out} was begun with {', '.join(differ)}; go on with the arguments that "
-            f"began it, or write elsewhere: --out {out}-2"
+            f"began it, or write elsewhere: --out {taken(out)}-2"
         )
 
 

@@ -10,8 +10,6 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Protocol
 
-from torch.utils.tensorboard import SummaryWriter
-
 from clusterenv.errors import ConfigError
 from pipelines.metrics import Metrics
 
@@ -106,6 +104,9 @@ class TensorBoard:
     """
 
     def __init__(self, directory: Path, upto: int | None) -> None:
+        # Here, as it takes long, and those who only read a log need none of it.
+        from torch.utils.tensorboard import SummaryWriter
+
         self._writer = SummaryWriter(str(directory), purge_step=upto + 1 if upto else None)
 
     def write(self, metrics: Metrics) -> None:

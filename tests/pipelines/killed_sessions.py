@@ -18,7 +18,8 @@ from batches import Fleet
 
 from clusterenv.store import Prioritized, ReplayStore
 from clusterenv.store.journal import read_manifest
-from pipelines.sessions import Session, note_of
+from pipelines.directories import note_of
+from pipelines.sessions import Session
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Args:
 
 def session(out: Path) -> None:
     """Go on from the last commit, and commit batch after batch until killed."""
-    session = Session(Args(out), "none", ())
+    session = Session(Args(out), "dqn", "none", ())
     store = ReplayStore(500, sampler=Prioritized(), journal=session.journal)
     before = session.run.load()["rows"] if session.resumes else 0
     assert store.stats.added_rows == before

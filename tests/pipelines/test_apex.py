@@ -13,7 +13,6 @@ from distributed import Client
 from torch import Tensor, nn
 
 import clusterenv
-from clusterenv.errors import ConfigError
 from clusterenv.fragment import Fragment
 from clusterenv.policies import Context
 from clusterenv.store import Prioritized, ReplayStore
@@ -150,11 +149,3 @@ def test_a_run_reports_all_and_the_least_exploring(tmp_path: Path, cluster: str)
     assert math.isnan(judged) or judged == pytest.approx(result.judged_return, rel=1e-4)
     names = clusterenv.open_dataset(result.dataset).schema.names
     assert {"priority", "q", "q_taken"} <= set(names)
-
-
-@pytest.mark.parametrize(
-    "bad", [{"ladder_base": 1.0}, {"ladder_base": 0.0}, {"ladder_power": -1.0}, {"batch": 0}]
-)
-def test_arguments_that_cannot_work_are_refused(bad: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match="--"):
-        Args(**bad)

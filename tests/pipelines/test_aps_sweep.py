@@ -235,6 +235,6 @@ def test_a_run_cut_in_the_middle_is_finished_by_the_next_call(tmp_path: Path, cl
 def test_arguments_that_cannot_work_are_refused_before_anything_is_written(
     tmp_path: Path, bad: dict[str, object]
 ) -> None:
-    with pytest.raises(ConfigError, match=r"--|Divergence\(0.05\)"):
+    with pytest.raises(ConfigError, match="--"):
         sweep(tiny(tmp_path / "out", **bad))
     assert not (tmp_path / "out").exists()

@@ -23,6 +23,45 @@ def test_help_lists_every_command_and_its_exit_codes(capsys: pytest.CaptureFixtu
     assert cli.main([]) == 2
 
 
+SLOW = ("torch", "pyarrow", "pandas", "distributed", "matplotlib", "gymnasium")
+
+
+@pytest.mark.parametrize(
+    ("words", "absent"),
+    [
+        (["--help"], SLOW),
+        (["train", "--help"], SLOW),
+        (["bench", "--help"], SLOW),
+        (["tran", "dqn"], SLOW),
+        (["inspect", "--help"], ("matplotlib", "tensorboard")),
+        (["plot", "--help"], ("matplotlib", "tensorboard")),
+        (["train", "ppo", "--help"], ("matplotlib", "tensorboard")),
+        (["collect", "--help"], ("matplotlib", "tensorboard")),
+    ],
+    ids=lambda words: " ".join(words) if isinstance(words, list) else "",
+)
+def test_help_does_not_wait_for_packages_that_it_does_not_need(
+    words: list[str], absent: tuple[str, ...]
+) -> None:
+    script = (
+        "import sys; from pipelines import cli; code = cli.main(sys.argv[1:]);"
+        "print('imported', *sys.modules); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True)
+    assert done.returncode == (2 if words[0] == "tran" else 0), done.stderr
+    assert not set(absent) & set(done.stdout.splitlines()[-1].split())
+
+
+def test_the_help_of_a_command_tells_what_each_option_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["train", "ppo", "--env", "CartPole-v1", "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "id of a Gymnasium environment" in shown
+    assert "discount per step" in shown
+    assert "(default: 0.98)" in shown  # the preset's
+
+
 @pytest.mark.parametrize(
     ("words", "hint"),
     [

@@ -20,10 +20,10 @@ from test_dqn import ROOT, check_rows, small
 import clusterenv
 from clusterenv.errors import ConfigError, UnknownEnv
 from clusterenv.policies import Context, Random
-from clusterenv.store import Journal, ReplayStore, Stack, Uniform
+from clusterenv.store import ReplayStore, Stack, Uniform
 from pipelines import dqn, ppo
 from pipelines.collect import Args, collect, cut, load_policy, main
-from pipelines.sessions import note_of
+from pipelines.directories import note_of
 
 BOX = gym.spaces.Box(-1, 1, (4,), np.float32)
 TWO = gym.spaces.Discrete(2)
@@ -74,7 +74,7 @@ def test_a_dataset_has_exactly_the_rows_and_grows_with_another_session(
     assert len(np.unique(starts, axis=0)) == len(starts)  # other seeds, other episodes
     assert len(ReplayStore.load(out)) == 1_500
 
-    with pytest.raises(ConfigError, match=r"--num-envs 4 instead of 8"):
+    with pytest.raises(ConfigError, match=r"--num-envs 4 instead of --num-envs 8"):
         collect(few(out, cluster, rows=2_000, num_envs=8))
 
 
@@ -126,12 +126,6 @@ def test_a_signal_commits_what_there_is(tmp_path: Path, cluster: str, number: in
     assert f"{clusterenv.open_dataset(out).count_rows():,} rows" in said.splitlines()[-4]
 
 
-def test_a_learners_run_is_not_written_into(tmp_path: Path) -> None:
-    (tmp_path / "progress.csv").touch()
-    with pytest.raises(ConfigError, match="holds a learner's run; write elsewhere"):
-        collect(Args("CartPole-v1", tmp_path, rows=10))
-
-
 def test_it_goes_on_when_nobody_reads_what_it_says(tmp_path: Path, cluster: str) -> None:
     words = (
         f"{sys.executable} -m pipelines.collect --env CartPole-v1 --out {tmp_path / 'data'} "
@@ -180,12 +174,3 @@ def test_bad_input_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(UnknownEnv):
         collect(Args(env="Nowhere-v0", out=tmp_path / "data"))
     assert not (tmp_path / "data").exists()
-    journal = Journal(tmp_path / "learner")
-    journal.append(Fleet().next()[0])
-    journal.commit(note={"learner": "learner-1.pt"})
-    journal.close()
-    with pytest.raises(ConfigError, match="learner's journal"):
-        collect(Args(env="CartPole-v1", out=tmp_path / "learner"))
-    for bad in ({"rows": 0}, {"num_envs": 0}, {"epsilon": 2.0}, {"commit_seconds": 0.0}):
-        with pytest.raises(ConfigError, match="--"):
-            Args(env="CartPole-v1", out=tmp_path, **bad)

@@ -46,5 +46,5 @@ def test_arguments_are_kept_as_json_keeps_them() -> None:
 def test_a_run_goes_on_only_with_the_arguments_that_began_it() -> None:
     begun, out = arguments(Args()), Path("runs/x")
     check_arguments(out, begun, Args(total_steps=200), free=("total_steps",))
-    with pytest.raises(ConfigError, match=r"--hidden \[8, 8\] instead of \[4\].*--out runs/x-2"):
+    with pytest.raises(ConfigError, match=r"--hidden 8 8 instead of --hidden 4;.*--out runs/x-2"):
         check_arguments(out, begun, Args(hidden=(4,)), free=())
