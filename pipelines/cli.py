@@ -18,6 +18,7 @@ from typing import NamedTuple
 __all__ = ["COMMANDS", "main"]
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+TRAINING = ("bokeh", "matplotlib", "rich", "tensorboard", "tyro")  # packages of the extra train
 DOCTORS = ("--cluster", "--env", "--workers", "--timeout")
 
 
@@ -131,6 +132,8 @@ def _told(error: Exception) -> tuple[str, int]:
 
     if isinstance(error, ClusterEnvError):
         return str(error), USAGE if isinstance(error, (ConfigError, UnknownEnv)) else FAILED
+    if isinstance(error, ModuleNotFoundError) and error.name in TRAINING:
+        return f"{error.name} is not installed: pip install 'clusterenv[train]'", FAILED
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = f" for {error.filename}" if error.filename else ""
         return (

@@ -131,7 +131,7 @@ class WandB:
     Raises
     ------
     ConfigError
-        If wandb is not installed.
+        If wandb is not installed, or does not let anyone in.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -144,9 +144,15 @@ class WandB:
         directory.mkdir(parents=True, exist_ok=True)
         name = directory.name
         project = os.environ.get("WANDB_PROJECT", "clusterenv")
-        self._run: Any = wandb.init(
-            project=project, dir=str(directory), name=name, id=name, resume="allow"
-        )
+        try:
+            self._run: Any = wandb.init(
+                project=project, dir=str(directory), name=name, id=name, resume="allow"
+            )
+        except wandb.errors.Error as error:
+            raise ConfigError(
+                f"--wandb: {error}. Log in first (wandb login), or keep the run on this machine: "
+                "WANDB_MODE=offline"
+            ) from error
 
     def write(self, metrics: Metrics) -> None:
         self._run.log(metrics.given(), step=metrics.steps)

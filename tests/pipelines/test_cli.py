@@ -251,3 +251,15 @@ def test_a_store_without_rows_is_inspected(
 def test_half_a_command_has_help_too(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(words) == 0
     assert "usage: clusterenv" in capsys.readouterr().out
+
+
+def test_a_command_whose_packages_are_missing_names_the_extra(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in [name for name in sys.modules if name.startswith("pipelines.") or name == "tyro"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "tyro", None)  # as if it were not installed
+    assert cli.main(["train", "ppo", "--help"]) == 1
+    said = capsys.readouterr().err
+    assert "tyro is not installed: pip install 'clusterenv[train]'" in said
+    assert "Traceback" not in said
