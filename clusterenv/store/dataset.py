@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +14,10 @@ import numpy.typing as npt
 import pyarrow.dataset
 from gymnasium import spaces
 
-from clusterenv.errors import ConfigError, EmptyStore, StoreDamaged
+from clusterenv.errors import ConfigError, EmptyStore
 from clusterenv.schema import Column, Layout
-from clusterenv.store.journal import read_batches, read_manifest
+from clusterenv.store.manifest import read_manifest
+from clusterenv.store.reading import check_files, read_batches
 
 if TYPE_CHECKING:
     from minari import MinariDataset
@@ -27,20 +28,28 @@ logger = logging.getLogger("clusterenv")
 _KEY = ("shard", "incarnation", "env", "episode", "step")
 
 
-def open_dataset(directory: str | Path) -> pyarrow.dataset.Dataset:
-    """Return the rows of a saved store, a journal or a collection, without reading them yet.
+def open_dataset(directory: str | Path, *, checksums: bool = True) -> pyarrow.dataset.Dataset:
+    """Return the rows of a saved store, a journal or a collection, without holding them in memory.
 
     DuckDB, Polars and pandas query it directly. ``next_obs`` is null except where no row holds
     the next observation; elsewhere it is the ``obs`` of the row with the same ``shard``,
     ``incarnation``, ``env`` and ``episode`` and the next ``step``. For stacked observations,
     ``obs`` is the newest frame.
 
+    Parameters
+    ----------
+    directory
+        Of a saved store, a journal or a collection.
+    checksums
+        Whether to read all files once and compare their checksums; ``False`` compares their
+        sizes only, which finds no altered byte but takes no time with very large runs.
+
     Raises
     ------
     StoreUnreadable
         If there is no store, or one of another format.
     StoreDamaged
-        If a file is missing or cut.
+        If a file is missing or was altered: which, and what is still readable.
 
     Examples
     --------
@@ -51,15 +60,7 @@ def open_dataset(directory: str | Path) -> pyarrow.dataset.Dataset:
     """
     path = Path(directory)
     manifest = read_manifest(path)
-    for segment in manifest.segments:
-        file = path / segment.file
-        size = file.stat().st_size if file.is_file() else -1
-        if size != segment.nbytes:
-            fault = "is missing" if size < 0 else f"has {size:,} bytes, not {segment.nbytes:,}"
-            raise StoreDamaged(
-                f"{file} {fault}; what is readable: "
-                f"ReplayStore.load({str(directory)!r}, skip_damaged=True)"
-            )
+    check_files(path, manifest, checksums)
     files = [str(path / segment.file) for segment in manifest.segments]
     return pyarrow.dataset.dataset(files, format="ipc")
 
@@ -150,6 +151,8 @@ def to_minari(
     ------
     EmptyStore
         If no whole episode is there.
+    ConfigError
+        If the rows are not of these spaces.
     """
     try:
         import minari
@@ -169,6 +172,11 @@ def to_minari(
         )
     layout = Layout(observation_space)
     names = [leaf.name("obs") for leaf in layout.leaves]
+    whole = list(episodes(directory))
+    if not whole:
+        raise EmptyStore(f"{directory} holds no whole episode; collect more rows first")
+    _check_space("observation_space", observation_space, "obs", whole[0].observations)
+    _check_space("action_space", action_space, "action", {"action": whole[0].actions})
     buffers = [
         EpisodeBuffer(
             id=index,
@@ -179,10 +187,8 @@ def to_minari(
             truncations=_flags(len(episode.rewards), episode.truncated),
             infos={},
         )
-        for index, episode in enumerate(episodes(directory))
+        for index, episode in enumerate(whole)
     ]
-    if not buffers:
-        raise EmptyStore(f"{directory} holds no whole episode; collect more rows first")
     total = read_manifest(Path(directory)).rows
     left_out = total - sum(len(buffer.rewards) for buffer in buffers)
     if left_out:
@@ -197,6 +203,24 @@ def to_minari(
         jpeg_encoding=False,
         **metadata,
     )
+
+
+def _check_space(
+    argument: str, space: spaces.Space[Any], root: str, rows: Mapping[str, Column]
+) -> None:
+    """Raise unless rows have the columns of a space, in its shapes."""
+    wanted = {leaf.name(root): leaf.shape for leaf in Layout(space).leaves}
+    found = {name: column.shape[1:] for name, column in rows.items()}
+    if wanted != found:
+        raise ConfigError(
+            f"{argument}={space} has {_shapes(wanted)} in each row, but the rows have "
+            f"{_shapes(found)}; give the space that they are from, or their environment: "
+            "to_minari(directory, 'cartpole/random-v0', env='CartPole-v1')"
+        )
+
+
+def _shapes(columns: Mapping[str, tuple[int, ...]]) -> str:
+    return ", ".join(f"{name} of shape {shape}" for name, shape in columns.items())
 
 
 def _flags(length: int, last: bool) -> list[bool]:

@@ -21,15 +21,15 @@ import pyarrow as pa
 
 from clusterenv.arrow import to_sparse
 from clusterenv.batch import Batch
-from clusterenv.errors import ClosedError, SchemaMismatch, StoreDamaged, StoreNotWritten
+from clusterenv.errors import ClosedError, SchemaMismatch, StoreNotWritten
 from clusterenv.store.lock import DirectoryLock
 from clusterenv.store.manifest import (
     MANIFEST,
     Manifest,
     Segment,
     as_json,
-    damaged_manifest,
     read_manifest,
+    row_files,
     write_manifest,
 )
 from clusterenv.store.reading import read_batches, read_state
@@ -145,7 +145,7 @@ class Journal:
         self._serial = 1 + max((int(path.stem.split("-")[1]) for path in files), default=-1)
 
     def _begin(self) -> Manifest:
-        if (self.directory / MANIFEST).exists():
+        if (self.directory / MANIFEST).exists() or row_files(self.directory):
             manifest = read_manifest(self.directory)
             kept = manifest.stack
             if (manifest.segments or manifest.store) and kept != self._stack:
@@ -154,8 +154,6 @@ class Journal:
                     "that, or choose another directory"
                 )
             return manifest
-        if any(path.suffix == ".arrow" for path in self._files("rows")):
-            raise StoreDamaged(damaged_manifest(self.directory, "is missing"))
         # Written before any row: rows without a manifest are never what a killed process left.
         with self._writing():
             self.manifest = Manifest()

@@ -9,9 +9,11 @@ from clusterenv.batch import Batch
 from clusterenv.errors import ConfigError
 from clusterenv.schema import Column
 
-__all__ = ["Links"]
+__all__ = ["Envs", "Links"]
 
 Ints = npt.NDArray[np.int64]
+Envs = tuple[bytes, int, int]
+"""The environments of a batch, as they come, and the least and the largest if they are new."""
 _ENVS = 1 << 24  # more than there will be; a wrong number must not take all memory
 
 
@@ -66,7 +68,28 @@ class Links:
         self._sources: dict[tuple[int, int], int] = {}
         self._groups: dict[bytes, _Group] = {}
 
-    def add(self, batch: Batch, start: int, first: int) -> tuple[range, range] | tuple[Ints, Ints]:
+    def check(self, batch: Batch) -> Envs:
+        """Return the environments of a batch, for :meth:`add`.
+
+        Raises
+        ------
+        ConfigError
+            If these are no numbers of environments; nothing has changed.
+        """
+        env = batch.flat("env")[: batch.num_envs]
+        key = env.tobytes()
+        if key in self._groups:
+            return key, 0, 0
+        low, high = int(env.min()), int(env.max())
+        if not 0 <= low <= high < _ENVS:
+            raise ConfigError(
+                f"the column 'env' goes from {low} to {high}; it numbers all environments, from 0"
+            )
+        return key, low, high
+
+    def add(
+        self, batch: Batch, envs: Envs, start: int, first: int
+    ) -> tuple[range, range] | tuple[Ints, Ints]:
         """Take a batch whose rows begin at ``start``; return which rows go on from which.
 
         A row goes on from another if both are of one episode, one incarnation of one shard,
@@ -79,8 +102,7 @@ class Links:
         """
         width, last = batch.num_envs, start + batch.num_rows - batch.num_envs
         source = self._sources.setdefault((batch.shard, batch.incarnation), len(self._sources))
-        env = batch.flat("env")[:width]
-        key = env.tobytes()
+        key, low, high = envs
         group = self._groups.get(key)
         if group is not None:
             at, row = group.go_on(batch, source, first), group.row
@@ -89,7 +111,8 @@ class Links:
                 return range(row, row + width), range(start, start + width)
             return row + at, start + at
         self._note_groups()
-        where = self._where(env)
+        env = batch.flat("env")[:width]
+        where = self._where(env, low, high)
         pairs = self._compare(batch, where, env, source, start, first)
         if isinstance(where, slice):
             group = self._groups[key] = _Group(where, batch)
@@ -129,13 +152,8 @@ class Links:
                 self._place[at], self._source[at] = group.places(), group.source
                 group.noted = True
 
-    def _where(self, env: Column) -> slice | Ints:
+    def _where(self, env: Column, low: int, high: int) -> slice | Ints:
         """Return where environments are; mostly these are neighbours."""
-        low, high = int(env.min()), int(env.max())
-        if not 0 <= low <= high < _ENVS:
-            raise ConfigError(
-                f"the column 'env' goes from {low} to {high}; it numbers all environments, from 0"
-            )
         self._grow(high + 1)
         # No environment is in two groups.
         self._groups = {

@@ -25,6 +25,7 @@ __all__ = [
     "as_json",
     "damaged_manifest",
     "read_manifest",
+    "row_files",
     "write_manifest",
 ]
 
@@ -71,14 +72,16 @@ def read_manifest(directory: Path) -> Manifest:
     Raises
     ------
     StoreUnreadable
-        If there is none, or it is of another format.
+        If there is no store, or one of another format.
     StoreDamaged
-        If it was altered.
+        If it was altered, or is missing beside rows.
     """
     path = directory / MANIFEST
     try:
         raw = path.read_bytes()
     except FileNotFoundError:
+        if row_files(directory):
+            raise StoreDamaged(damaged_manifest(directory, "is missing")) from None
         raise StoreUnreadable(
             f"{directory} holds no store: there is no {MANIFEST}; a store is written there by "
             f"store.save({str(directory)!r})"
@@ -87,14 +90,10 @@ def read_manifest(directory: Path) -> Manifest:
         raise StoreUnreadable(f"{path} cannot be read: {error}") from error
     try:
         envelope = json.loads(raw)
-        text, crc, version = envelope["manifest"], envelope["crc32"], envelope["format"]
+        version = int(envelope["format"])
         if version != FORMAT:
-            newer = isinstance(version, int) and version > FORMAT
-            raise StoreUnreadable(
-                f"{path} has format {version}, and this version of ClusterEnv reads {FORMAT}; it "
-                f"was written by {'a newer' if newer else 'an older'} one, which reads it"
-                f"{': pip install --upgrade clusterenv' if newer else ''}"
-            )
+            raise StoreUnreadable(_other_format(directory, version))
+        text, crc = envelope["manifest"], envelope["crc32"]
         if zlib.crc32(text.encode()) != crc:
             raise StoreDamaged(damaged_manifest(directory))
         found = json.loads(text)
@@ -137,11 +136,32 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
 
 
 def damaged_manifest(directory: Path, fault: str = "was altered or cut") -> str:
-    """Say what is still readable when a directory's manifest is not."""
-    files = sorted(path.name for path in directory.glob("rows-*.arrow"))
+    """Say what is still readable when a directory's manifest is not, and what to do."""
     return (
-        f"{directory / MANIFEST} {fault}; the rows themselves are Arrow files that "
-        f"pyarrow.ipc.open_file reads: {', '.join(files) or 'none are left'}"
+        f"{directory / MANIFEST} {fault}; put it back from a copy, if there is one. "
+        f"{_without_manifest(directory)}"
+    )
+
+
+def row_files(directory: Path) -> list[Path]:
+    """Return the files of rows in a directory, whether they count or not."""
+    return sorted(directory.glob(f"rows-{'[0-9]' * 8}.arrow"))
+
+
+def _other_format(directory: Path, version: int) -> str:
+    has = f"has format {version}, and this version of ClusterEnv reads {FORMAT}"
+    if version > FORMAT:
+        advice = "a newer one wrote it: pip install --upgrade clusterenv"
+    else:
+        advice = f"an older one wrote it, and reads it. {_without_manifest(directory)}"
+    return f"{directory / MANIFEST} {has}; {advice}"
+
+
+def _without_manifest(directory: Path) -> str:
+    files = ", ".join(path.name for path in row_files(directory))
+    return (
+        f"The rows are Arrow files that pyarrow.ipc.open_file reads: {files or 'none are left'}. "
+        f"A new store needs another directory: store.save({str(directory / 'new')!r})"
     )
 
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from clusterenv.errors import ConfigError, RatioError
+from clusterenv.store.numeric import is_number, is_whole
 
 __all__ = ["Ratio"]
 
@@ -22,7 +23,15 @@ class Ratio:
         Rows that must have been added before the first sample.
     slack
         How many sampled rows learner or collection may be ahead. By default as little as
-        lets both go on with the batches and samples that come.
+        lets both go on with the batches and samples that come. One that is too small for all
+        sizes is refused at once; one that is too small for those that come, when they are
+        known: by ``sample``, ``may_sample`` and ``feed``, as soon as there is a batch, and
+        whenever a larger batch or sample comes.
+
+    Raises
+    ------
+    ConfigError
+        If a setting would stop one side, or both, with batches and samples of any size.
 
     Examples
     --------
@@ -40,19 +49,31 @@ class Ratio:
     slack: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.samples_per_insert < math.inf:
+        per_insert = self.samples_per_insert
+        if not is_number(per_insert):
             raise ConfigError(
-                f"samples_per_insert={self.samples_per_insert} would stop one side for good: "
+                f"samples_per_insert={per_insert!r} is no number: Ratio(8), or ratio=8"
+            )
+        if not 0 < per_insert < math.inf:
+            raise ConfigError(
+                f"samples_per_insert={per_insert} would stop one side for good: "
                 "Ratio(8), or ratio=None for any number"
             )
-        if self.min_rows < 1:
-            raise ConfigError(f"min_rows={self.min_rows}: a sample needs a row: Ratio(8, 1000)")
-        least = max(1.0, self.samples_per_insert)
+        if not (is_whole(self.min_rows) and self.min_rows >= 1):
+            raise ConfigError(
+                f"min_rows={self.min_rows!r} is no number of rows, and a sample needs one row: "
+                "Ratio(8, 1000)"
+            )
+        least = max(1.0, per_insert)
+        if self.slack is not None and not is_number(self.slack):
+            raise ConfigError(
+                f"slack={self.slack!r} is no number: Ratio({per_insert:g}, slack={8 * least:g})"
+            )
         if self.slack is not None and not self.slack >= least:
             raise ConfigError(
-                f"slack={self.slack} would stop both sides: one row more is "
-                f"{self.samples_per_insert} samples more, so slack must be at least {least:g}: "
-                f"Ratio({self.samples_per_insert:g}, slack={8 * least:g})"
+                f"slack={self.slack} would stop both sides: one row more is {per_insert} samples "
+                f"more, so slack must be at least {least:g}: "
+                f"Ratio({per_insert:g}, slack={8 * least:g})"
             )
 
     def check(self, capacity: int) -> None:

@@ -19,7 +19,7 @@ from clusterenv.store.manifest import Manifest, Segment
 from clusterenv.store.segments import from_segment
 from clusterenv.store.stacks import Stack
 
-__all__ = ["forged", "read_batches", "read_state", "without_damaged"]
+__all__ = ["check_files", "forged", "read_batches", "read_state", "without_damaged"]
 
 
 def read_batches(
@@ -37,13 +37,22 @@ def read_batches(
         if fault is not None and skip_damaged:
             continue
         if fault is not None:
-            good = without_damaged(directory, manifest)
-            raise StoreDamaged(
-                f"{directory / segment.file} {fault}; {good.rows:,} of {manifest.rows:,} rows, in "
-                f"{len(good.segments)} of {len(manifest.segments)} files, are readable: "
-                f"ReplayStore.load({str(directory)!r}, skip_damaged=True)"
-            )
+            raise _damaged(directory, manifest, segment, fault)
         yield from _batches(directory / segment.file, segment, manifest.stack)
+
+
+def check_files(directory: Path, manifest: Manifest, checksums: bool = True) -> None:
+    """Raise if a file of rows is missing or was altered.
+
+    Parameters
+    ----------
+    checksums
+        Whether all bytes are read; otherwise only the sizes are compared.
+    """
+    for segment in manifest.segments:
+        fault = _fault(directory, segment, checksums)
+        if fault is not None:
+            raise _damaged(directory, manifest, segment, fault, checksums)
 
 
 def read_state(directory: Path, manifest: Manifest) -> dict[str, npt.NDArray[Any]]:
@@ -60,7 +69,8 @@ def read_state(directory: Path, manifest: Manifest) -> dict[str, npt.NDArray[Any
     if fault is not None:
         raise StoreDamaged(
             f"{directory / manifest.state.file} {fault}; all {manifest.rows:,} rows are readable, "
-            f"without their priorities: ReplayStore.load({str(directory)!r}, skip_damaged=True)"
+            "without their priorities or what else the sampler keeps: "
+            f"ReplayStore.load({str(directory)!r}, skip_damaged=True)"
         )
     path = directory / manifest.state.file
     with forged(path), pa.memory_map(str(path)) as source:
@@ -72,10 +82,22 @@ def read_state(directory: Path, manifest: Manifest) -> dict[str, npt.NDArray[Any
         }
 
 
-def without_damaged(directory: Path, manifest: Manifest) -> Manifest:
+def without_damaged(directory: Path, manifest: Manifest, checksums: bool = True) -> Manifest:
     """Return the manifest of the files of rows that are as they were written."""
-    good = [segment for segment in manifest.segments if _fault(directory, segment) is None]
+    good = [s for s in manifest.segments if _fault(directory, s, checksums) is None]
     return dataclasses.replace(manifest, segments=tuple(good))
+
+
+def _damaged(
+    directory: Path, manifest: Manifest, segment: Segment, fault: str, checksums: bool = True
+) -> StoreDamaged:
+    """Return the error about a file of rows, which says what is still readable."""
+    good = without_damaged(directory, manifest, checksums)
+    return StoreDamaged(
+        f"{directory / segment.file} {fault}; {good.rows:,} of {manifest.rows:,} rows, in "
+        f"{len(good.segments)} of {len(manifest.segments)} files, are readable: "
+        f"ReplayStore.load({str(directory)!r}, skip_damaged=True)"
+    )
 
 
 def _batches(path: Path, segment: Segment, stack: Stack | None) -> Iterator[Batch]:
@@ -96,7 +118,7 @@ def forged(path: Path) -> Iterator[None]:
         raise StoreDamaged(f"{path} was not written by a store: {e}") from e
 
 
-def _fault(directory: Path, segment: Segment) -> str | None:
+def _fault(directory: Path, segment: Segment, checksums: bool = True) -> str | None:
     """Say what is wrong with a file, if anything is."""
     path = directory / segment.file
     crc = 0
@@ -104,6 +126,8 @@ def _fault(directory: Path, segment: Segment) -> str | None:
         size = path.stat().st_size
         if size != segment.nbytes:
             return f"was cut or extended: {size:,} bytes instead of {segment.nbytes:,}"
+        if not checksums:
+            return None
         with path.open("rb") as file:
             while chunk := file.read(1 << 22):
                 crc = zlib.crc32(chunk, crc)

@@ -118,6 +118,8 @@ class ReplayStore(Replay):
         ------
         SchemaMismatch
             If its columns are not those of the store.
+        ConfigError
+            If it cannot be taken for another reason, such as its size; nothing has changed.
         RatioError
             If the learner is too far behind; the batch is not lost, sample and add it again.
         StoreTooLarge

@@ -19,12 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from clusterenv.batch import Batch
-from clusterenv.errors import ConfigError
 from clusterenv.lending import LARGE, Lender
 from clusterenv.schema import Column
+from clusterenv.store.admission import Admission, Admitted
 from clusterenv.store.links import Links
 from clusterenv.store.specs import Spec, Specs
-from clusterenv.store.stacks import Stack, stack_starts, take_rows
+from clusterenv.store.stacks import Stack, take_rows
 
 __all__ = [
     "STEP_COLUMNS",
@@ -132,7 +132,8 @@ class Ring:
         self.capacity = capacity
         self.side = side
         self.stack = stack
-        self._stacked = [] if stack is None else stack.of(list(specs.obs))
+        self._admission = Admission(specs, capacity, side, stack)
+        self._stacked = self._admission.stacked
         arrays = {
             name: allocate(name, shape, dtype)
             for name, shape, dtype in _arrays(specs, capacity, side, stack)
@@ -193,25 +194,15 @@ class Ring:
 
     # Adding
 
-    def add(self, batch: Batch) -> Block:
-        """Copy a batch's columns in, make room first, and return where the rows are.
+    def check(self, batch: Batch) -> Admitted:
+        """Raise if a batch cannot be taken, for any reason: :meth:`add` does not fail."""
+        return self._admission.check(batch, self._links, not self.end)
 
-        Raises
-        ------
-        SchemaMismatch
-            If a column is missing, new, or of another dtype or shape.
-        ConfigError
-            If the batch is larger than the ring.
-        """
-        columns, through = self._check(batch)
+    def add(self, batch: Batch, admitted: Admitted) -> Block:
+        """Copy in a batch that was checked, make room first, and return where the rows are."""
         rows, width = batch.num_rows, batch.num_envs
-        tail_rows: Ints = batch.tail_rows
-        tail: Mapping[str, Column] = batch.tail
-        if not through:
-            tail_rows, tail = _ascending(tail_rows, tail)
-        starts = stack_starts(batch) if self.stack is not None else None
-        beside = len(tail_rows) + (0 if starts is None else len(starts) * self._older)
-        self._make_room(rows, beside)
+        tail_rows, tail, starts = admitted.tail_rows, admitted.tail, admitted.starts
+        self._make_room(rows, admitted.beside)
         older_slots = None if starts is None else self._take_side_of_stacks(starts, rows, width)
         owners = self.end + tail_rows
         tail_slots, tail_at = self._take_side(owners)
@@ -221,7 +212,7 @@ class Ring:
             *(owners, tail_slots),
         )
         pieces = self._pieces(self.end, rows)
-        for (name, column), given in zip(self.columns.items(), columns, strict=True):
+        for (name, column), given in zip(self.columns.items(), admitted.columns, strict=True):
             if name in tail:
                 ends = tail[name]
                 if self.stack is not None and name in self._stacked:
@@ -229,12 +220,13 @@ class Ring:
                 column[tail_at] = ends
             for to, of in pieces:
                 column[to] = given[of]
-        self._put_next(width, slice(rows - width, rows) if through else tail_rows, block, pieces)
+        tails = slice(rows - width, rows) if admitted.through else tail_rows
+        self._put_next(width, tails, block, pieces)
         if self.specs.state:
             self._put_state(block, batch)
         if starts is not None and older_slots is not None:
             self._put_older(block, batch, starts, older_slots)
-        self._join(block, *self._links.add(batch, block.start, self.first))
+        self._join(block, *self._links.add(batch, admitted.envs, block.start, self.first))
         self.blocks.append(block)
         self.end += rows
         return block
@@ -260,26 +252,7 @@ class Ring:
         """Frames of a stack besides the newest."""
         return 0 if self.stack is None else self.stack.size - 1
 
-    def _check(self, batch: Batch) -> tuple[list[Column], bool]:
-        """Raise if a batch cannot be taken; return what the check of its columns does."""
-        checked = self.specs.check(batch)
-        if batch.num_rows > self.capacity:
-            raise ConfigError(
-                f"a batch of {batch.num_rows:,} rows does not fit into capacity={self.capacity:,}: "
-                f"ReplayStore({10 * batch.num_rows:_})"
-            )
-        if self.stack is not None:
-            for name in self._stacked:
-                self.stack.check(batch, name, thorough=not self.end)
-        return checked
-
     def _make_room(self, rows: int, beside: int) -> None:
-        if beside > self.side:
-            raise ConfigError(
-                f"a batch of {rows:,} rows has {beside:,} observations beside those of its rows "
-                f"(ends of episodes and of fragments), and there is room for {self.side:,}: "
-                "collect with a longer horizon, or ReplayStore(..., side=1.0)"
-            )
         kept = max(self._kept, self.end + rows - self.capacity)
         overwritten = self._side_end + beside - self.side
         if overwritten > 0:
@@ -468,11 +441,3 @@ class Ring:
             incarnation=block.incarnation,
             policy_version=block.policy_version,
         )
-
-
-def _ascending(rows: Ints, columns: Mapping[str, Column]) -> tuple[Ints, Mapping[str, Column]]:
-    """Return rows in ascending order, and what belongs to them."""
-    if (rows[1:] > rows[:-1]).all():
-        return rows, columns
-    order = np.argsort(rows, kind="stable")
-    return rows[order], {name: column[order] for name, column in columns.items()}

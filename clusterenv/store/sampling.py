@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,13 @@ import torch
 
 from clusterenv.batch import Batch
 from clusterenv.errors import ClosedError, ConfigError, EmptyStore, RatioError
+from clusterenv.store.admission import Admission
+from clusterenv.store.links import Links
 from clusterenv.store.memory import InFiles, InMemory
+from clusterenv.store.numeric import is_number
 from clusterenv.store.ratio import Ratio
 from clusterenv.store.ring import Ring, bytes_needed
-from clusterenv.store.samplers import Recent, Sampler, Uniform
+from clusterenv.store.samplers import Recent, Sampler, Uniform, check_sampler
 from clusterenv.store.specs import Specs, specs_of, specs_of_schema
 from clusterenv.store.stacks import Stack
 
@@ -74,11 +78,12 @@ class Replay:
     ) -> None:
         if not isinstance(capacity, (int, np.integer)) or capacity < 1:
             raise ConfigError(f"capacity={capacity!r} is no number of rows: ReplayStore(100_000)")
-        if not 0 < side <= 1:
-            raise ConfigError(f"side={side} is not between 0 and 1: ReplayStore(..., side=0.1)")
+        if not (is_number(side) and 0 < side <= 1):
+            raise ConfigError(f"side={side!r} is not between 0 and 1: ReplayStore(..., side=0.1)")
         self.capacity = int(capacity)
         self.sampler: Sampler = Uniform() if sampler is None else sampler
-        self.ratio = Ratio(ratio) if isinstance(ratio, (int, float)) else ratio
+        check_sampler(self.sampler)
+        self.ratio = ratio if ratio is None or isinstance(ratio, Ratio) else Ratio(ratio)
         if self.ratio is not None:
             self.ratio.check(self.capacity)
             if isinstance(self.sampler, Recent):
@@ -86,15 +91,16 @@ class Replay:
                     f"Recent counts the uses of each batch itself, and leaves nothing to "
                     f"{self.ratio}: ReplayStore(..., sampler=Recent(4, uses=2)), without ratio="
                 )
-        self._stack = Stack(stack) if isinstance(stack, int) else stack
+        self._stack = stack if stack is None or isinstance(stack, Stack) else Stack(stack)
         self._side_part = side
-        self._rng = np.random.default_rng(seed)
+        self._rng = _generator(seed)
         self._lock = threading.RLock()
         self._ring: Ring | None = None
         self._sampled = 0
         self._batch_rows = 0
         self._sample_rows = 0
         self._nothing_to_draw = False  # though there are rows
+        self._early: deque[Batch] = deque()  # taken from a source before it was their turn
         self.closed = False
         self._memory = InMemory() if directory is None else InFiles(Path(directory))
         try:
@@ -138,6 +144,8 @@ class Replay:
         ------
         SchemaMismatch
             If its columns are not those of the store.
+        ConfigError
+            If it cannot be taken for another reason, such as its size; nothing has changed.
         RatioError
             If the learner is too far behind; the batch is not lost, sample and add it again.
         StoreTooLarge
@@ -145,20 +153,28 @@ class Replay:
         """
         with self._lock:
             self._check_open()
-            if batch.num_rows <= self.capacity:  # what is refused now will come again
-                self._batch_rows = max(self._batch_rows, batch.num_rows)
-            if not self.may_add(batch.num_rows):
+            if self._ring is None:
+                self._allocate_for(batch)
+            assert self._ring is not None
+            admitted = self._ring.check(batch)
+            self.sampler.check(batch)
+            if batch.num_rows > self._batch_rows:  # what is refused now will come again
+                self._batch_rows = batch.num_rows
+            if self.ratio is not None and not self.may_add(batch.num_rows):
                 raise RatioError(
                     f"the learner is behind: {self._added:,} rows were added and "
                     f"{self._sampled:,} sampled, with {self.ratio}; sample before adding more, "
                     "or let store.feed(collector, n) do it"
                 )
-            if self._ring is None:
-                self._allocate(specs_of(batch))
-            assert self._ring is not None
-            self.sampler.check(batch)
-            block = self._ring.add(batch)
+            block = self._ring.add(batch, admitted)
             self.sampler.added(block, batch)
+
+    def _allocate_for(self, batch: Batch) -> None:
+        """Take the memory for batches like this one, unless this one cannot be taken."""
+        specs = specs_of(batch)
+        admission = Admission(specs, self.capacity, self._side_of(self.capacity), self._stack)
+        admission.check(batch, Links(), True)
+        self._allocate(specs)
 
     def _allocate(self, specs: Specs) -> None:
         def columns(capacity: int) -> int:
@@ -297,7 +313,9 @@ class Replay:
 
         Batches that have arrived are added between two samples, as far as the ratio allows:
         those that are not taken hold the shards back. Only when no sample may be taken does
-        it wait for a batch. It ends when the source does.
+        it wait for a batch. A batch that turns out to be too large for now is kept, and added
+        once the learner has caught up, by the next call of ``feed`` if this one is left. It
+        ends when the source does.
 
         Parameters
         ----------
@@ -305,17 +323,22 @@ class Replay:
             A :class:`clusterenv.Collector`, or any iterable of batches.
         n, options
             As for :meth:`sample`.
+
+        Raises
+        ------
+        RatioError
+            If the ratio's slack stops both sides with these batches and samples.
         """
         self._sample_rows = max(self._sample_rows, n or 0)
         batches = iter(source)
         must_wait = not self.may_sample(n or 1)  # a store with rows may owe the learner samples
         while True:
-            waiting = source.ready if isinstance(source, _Source) else 1
+            waiting = len(self._early) + (source.ready if isinstance(source, _Source) else 1)
             while must_wait or (waiting > 0 and self.may_add(self._batch_rows)):
-                batch = next(batches, None)
+                batch = self._next(batches)
                 if batch is None:
                     return
-                self.add(batch)
+                self._add_or_keep(batch)
                 waiting -= 1
                 must_wait = not self.may_sample(n or 1)
             try:
@@ -325,12 +348,26 @@ class Replay:
                 continue
             yield sample
 
+    def _next(self, batches: Iterator[Batch]) -> Batch | None:
+        """Return the batch that was kept, or else the next of a source."""
+        with self._lock:
+            if self._early:
+                return self._early.popleft()
+        return next(batches, None)
+
+    def _add_or_keep(self, batch: Batch) -> None:
+        try:
+            self.add(batch)
+        except RatioError:  # how large it is was not known before it came
+            self._early.appendleft(batch)
+
     def close(self) -> None:
         """Release files and memory."""
         with self._lock:
             if self.closed:
                 return
             self.closed = True
+            self._early.clear()
             if self._ring is not None:
                 self._ring.release()
             self._ring = None
@@ -351,6 +388,15 @@ class Replay:
     def _check_open(self) -> None:
         if self.closed:
             raise ClosedError("this ReplayStore is closed; make a new one")
+
+
+def _generator(seed: Any) -> np.random.Generator:
+    try:
+        return np.random.default_rng(seed)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"seed={seed!r} is no whole number from 0 on ({error}): ReplayStore(..., seed=1)"
+        ) from error
 
 
 def _array(values: npt.ArrayLike | torch.Tensor) -> npt.NDArray[Any]:

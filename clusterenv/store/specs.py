@@ -174,8 +174,14 @@ def _goes_through(batch: Batch) -> bool:
         len(tails) == width
         and not np.count_nonzero(batch.flat("terminated"))
         and not np.count_nonzero(batch.flat("truncated"))
-        and tails.tobytes() == np.arange(rows - width, rows, dtype=tails.dtype).tobytes()
+        and tails.tobytes() == _last_time_row(rows, width, tails.dtype)
     )
+
+
+@functools.lru_cache(maxsize=16)
+def _last_time_row(rows: int, width: int, dtype: np.dtype[Any]) -> bytes:
+    """Return the numbers of a batch's last rows; batches come in few sizes."""
+    return np.arange(rows - width, rows, dtype=dtype).tobytes()
 
 
 def specs_of(batch: Batch) -> Specs:

@@ -12,6 +12,7 @@ from clusterenv.batch import Batch
 from clusterenv.errors import ConfigError
 from clusterenv.lending import Lender
 from clusterenv.schema import Column
+from clusterenv.store.numeric import is_whole
 
 __all__ = ["Stack", "stack_starts"]
 
@@ -39,8 +40,13 @@ class Stack:
     only: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        if self.size < 2:
-            raise ConfigError(f"stack={self.size} is no stack; for four frames: stack=4")
+        if not (is_whole(self.size) and self.size >= 2):
+            raise ConfigError(f"stack={self.size!r} is no stack; for four frames: stack=4")
+        if not is_whole(self.axis):
+            raise ConfigError(
+                f"axis={self.axis!r} is no axis; frames that lie along the last one: "
+                f"Stack({self.size}, axis=-1)"
+            )
         if isinstance(self.only, str):
             raise ConfigError(
                 f"only={self.only!r} is one name, and several are wanted: "

@@ -81,13 +81,34 @@ def test_files_that_are_missing_or_cut_are_named(tmp_path: Path) -> None:
     file = next(tmp_path.glob("rows-*.arrow"))
     whole_file = file.read_bytes()
     file.write_bytes(whole_file[:-10])
-    with pytest.raises(errors.StoreDamaged, match=rf"{file.name} has .* bytes, not"):
+    with pytest.raises(errors.StoreDamaged, match=rf"{file.name} was cut.* bytes instead of"):
         clusterenv.open_dataset(tmp_path)
+    with pytest.raises(errors.StoreDamaged, match=rf"{file.name} was cut"):
+        clusterenv.open_dataset(tmp_path, checksums=False)
     file.unlink()
     with pytest.raises(errors.StoreDamaged, match=f"{file.name} is missing"):
         clusterenv.open_dataset(tmp_path)
     with pytest.raises(errors.StoreUnreadable, match="holds no store"):
         clusterenv.open_dataset(tmp_path / "nothing")
+
+
+def test_an_altered_file_is_named_with_what_is_readable_unless_sizes_are_enough(
+    tmp_path: Path,
+) -> None:
+    fleet = Fleet()
+    for _ in range(3):
+        written(fleet, tmp_path, 2)
+    file = sorted(tmp_path.glob("rows-*.arrow"))[1]
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(
+        errors.StoreDamaged,
+        match=rf"{file} was altered.*48 of 72 rows, in 2 of 3 files, are readable: .*skip_damaged",
+    ):
+        clusterenv.open_dataset(tmp_path)
+    assert clusterenv.open_dataset(tmp_path, checksums=False).count_rows() == 72
+    assert len(clusterenv.ReplayStore.load(tmp_path, skip_damaged=True)) == 48
 
 
 @pytest.mark.parametrize("tracks", [False, True])
@@ -145,3 +166,30 @@ def test_to_minari_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "minari", None)
     with pytest.raises(errors.ConfigError, match=r"pip install 'clusterenv\[minari\]'"):
         clusterenv.to_minari(tmp_path, "test/x-v0", env="CartPole-v1")
+
+
+@pytest.mark.parametrize(
+    ("observations", "actions", "message"),
+    [
+        (
+            spaces.Dict(a=BOX),
+            spaces.Discrete(5),
+            r"observation_space=Dict.* has obs\.a of shape \(5,",
+        ),
+        (
+            spaces.Box(0, 1, (4,)),
+            spaces.Discrete(5),
+            r"obs of shape \(4,\) .* obs of shape \(5,\);",
+        ),
+        (BOX, spaces.Box(0, 1, (2,)), r"action_space=Box.* action of shape \(2,\) .* shape \(\);"),
+        (BOX, spaces.Dict(a=spaces.Discrete(5)), r"has action\.a of shape .* have action of shape"),
+    ],
+)
+def test_to_minari_says_which_space_the_rows_are_not_of(
+    tmp_path: Path, observations: spaces.Space, actions: spaces.Space, message: str
+) -> None:
+    written(Fleet(), tmp_path)
+    with pytest.raises(errors.ConfigError, match=rf"{message}.*env='CartPole-v1'"):
+        clusterenv.to_minari(
+            tmp_path, "test/x-v0", observation_space=observations, action_space=actions
+        )

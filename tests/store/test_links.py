@@ -56,7 +56,8 @@ def test_rows_go_on_as_the_table_says(seed: int) -> None:
             and table[env][0] >= first
             and table[env][1:] == (shard, heads[env][0], heads[env][1] - 1)
         ]
-        before, after = links.add(batch_of(envs, heads, horizon, shard), start, first)
+        batch = batch_of(envs, heads, horizon, shard)
+        before, after = links.add(batch, links.check(batch), start, first)
         assert list(zip(before, after, strict=True)) == wanted
         whole += isinstance(before, range)
         last = start + len(envs) * (horizon - 1)

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from batches import Fleet, fill
+from batches import Fleet, changed, fill
 
 from clusterenv import Batch
-from clusterenv.errors import ConfigError, EmptyStore, RatioError
+from clusterenv.errors import ConfigError, EmptyStore, RatioError, SchemaMismatch
 from clusterenv.store import Ratio, ReplayStore, Sequences
 
 
@@ -105,6 +105,10 @@ def test_rows_that_cannot_be_drawn_yet_do_not_stop_collection() -> None:
         ({"samples_per_insert": -1}, r"samples_per_insert=-1 .*Ratio\(8\)"),
         ({"samples_per_insert": float("nan")}, r"samples_per_insert=nan .*Ratio\(8\)"),
         ({"samples_per_insert": float("inf")}, r"samples_per_insert=inf .*ratio=None"),
+        ({"samples_per_insert": "x"}, r"samples_per_insert='x' is no number: Ratio\(8\)"),
+        ({"samples_per_insert": None}, r"samples_per_insert=None is no number: Ratio\(8\)"),
+        ({"samples_per_insert": 8, "min_rows": "1000"}, r"min_rows='1000' .*Ratio\(8, 1000\)"),
+        ({"samples_per_insert": 8, "slack": "64"}, r"slack='64' .*Ratio\(8, slack=64\)"),
         ({"samples_per_insert": 8, "min_rows": 0}, r"min_rows=0.*Ratio\(8, 1000\)"),
         ({"samples_per_insert": 8, "slack": 4}, r"slack=4 would stop both sides.*slack=64\)"),
         ({"samples_per_insert": 8, "slack": float("nan")}, r"slack=nan would stop both sides"),
@@ -220,3 +224,98 @@ def test_feeding_with_slack_that_stops_both_sides_says_so_instead_of_waiting() -
     store = ReplayStore(200, ratio=Ratio(2, slack=10))
     with pytest.raises(RatioError, match=r"Ratio\(2, slack=16\)"):
         next(store.feed(Source(Fleet()), 8))
+
+
+def sized(horizons: list[int]) -> list[Batch]:
+    """Return batches of so many time rows."""
+    fleet = Fleet(shards=1, envs=2, episode=20)
+    return [fleet.next(horizon=horizon)[0] for horizon in horizons]
+
+
+def rewards(batches: list[Batch]) -> list[float]:
+    return [float(reward) for batch in batches for reward in batch.flat("reward")]
+
+
+def held(store: ReplayStore) -> list[float]:
+    """Return the rewards of all rows, oldest first."""
+    assert store._ring is not None
+    return rewards([store._ring.batch(block) for block in store._ring.blocks])
+
+
+def test_feeding_keeps_a_batch_larger_than_any_before_until_the_learner_has_caught_up() -> None:
+    batches = sized([1, 2, 4, 8, 16, 32, 8, 12])
+    store = ReplayStore(2000, side=1.0, ratio=Ratio(4), seed=0)
+    for _ in store.feed(batches, 5):
+        ahead = store.stats.sampled_rows - 4 * store.stats.added_rows
+        assert abs(ahead) <= 4 * 64 + 5  # the largest batch, and a sample
+    assert held(store) == rewards(batches)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("ready", [False, True], ids=["list", "collector"])
+def test_feeding_adds_batches_of_any_sizes_each_once_and_in_order(seed: int, ready: bool) -> None:
+    rng = np.random.default_rng(seed)
+    batches = sized(rng.integers(1, 40, 40).tolist())
+    ratio = Ratio(float(rng.uniform(0.1, 12)), min_rows=int(rng.integers(1, 60)))
+    store = ReplayStore(4000, side=1.0, ratio=ratio, seed=0)
+    samples = store.feed(Arrived(batches) if ready else batches, int(rng.integers(1, 80)))
+    for _ in samples:
+        if rng.random() < 0.1:
+            with contextlib.suppress(RatioError):
+                store.sample(int(rng.integers(1, 200)))  # by hand, of any size
+    assert held(store) == rewards(batches)
+
+
+class Arrived:
+    """Batches that are all there."""
+
+    def __init__(self, batches: list[Batch]) -> None:
+        self.left = deque(batches)
+
+    @property
+    def ready(self) -> int:
+        return len(self.left)
+
+    def __iter__(self) -> Iterator[Batch]:
+        while self.left:
+            yield self.left.popleft()
+
+
+def test_a_batch_that_was_kept_is_added_by_whoever_feeds_next() -> None:
+    batches = sized([2, 2, 40, 2])
+    source = Arrived(batches)
+    store = ReplayStore(2000, side=1.0, ratio=Ratio(4), seed=0)
+    samples = store.feed(source, 4)
+    while source.ready > 1:
+        next(samples)
+    assert store.stats.added_rows == 8  # of the third, none yet
+    samples.close()  # type: ignore[attr-defined]
+    for _ in store.feed(source, 4):
+        pass
+    assert held(store) == rewards(batches)
+
+
+def test_feeding_says_when_a_larger_batch_makes_slack_too_small_and_keeps_the_batch() -> None:
+    batches = sized([4, 4, 40])
+    store = ReplayStore(2000, side=1.0, ratio=Ratio(2, slack=16), seed=0)
+    with pytest.raises(RatioError, match=r"80 rows and samples of 8.*Ratio\(2, slack=84\)"):
+        list(store.feed(batches, 8))
+    store.ratio = Ratio(2, slack=84)
+    list(store.feed([], 8))
+    assert held(store) == rewards(batches)
+
+
+def test_feeding_a_batch_that_never_fits_is_refused_at_once() -> None:
+    batches = sized([2, 100])
+    store = ReplayStore(150, side=1.0, ratio=Ratio(4), seed=0)
+    with pytest.raises(ConfigError, match=r"batch of 200 rows does not fit into capacity=150"):
+        list(store.feed(batches, 4))
+
+
+def test_a_batch_that_is_refused_says_nothing_of_the_sizes_that_come() -> None:
+    store = ReplayStore(2000, side=1.0, ratio=Ratio(2, slack=16), seed=0)
+    small, large = sized([4, 40])
+    store.add(small)
+    with pytest.raises(SchemaMismatch):
+        store.add(changed(large, version=None))
+    assert len(store.sample(8)["reward"]) == 8

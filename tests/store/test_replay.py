@@ -19,6 +19,7 @@ import pytest
 from batches import Fleet, Frames, TwoLeaves, Vector, all_of, fill, same, transitions
 from stores import EVERY_KIND, Kind, go_on_alike
 
+import clusterenv
 from clusterenv.errors import (
     ClosedError,
     ClusterEnvError,
@@ -226,6 +227,26 @@ def test_a_store_of_a_newer_version_is_refused_and_kept(tmp_path: Path) -> None:
     assert files(tmp_path) == before
 
 
+def test_a_store_of_an_older_format_is_named_with_what_to_do_and_kept(tmp_path: Path) -> None:
+    store, _ = filled()
+    store.save(tmp_path)
+    envelope, manifest = manifest_of(tmp_path)
+    forge(tmp_path, {**envelope, "format": 1}, manifest)
+    before = files(tmp_path)
+    for attempt in (
+        lambda: ReplayStore.load(tmp_path),
+        lambda: store.save(tmp_path),
+        lambda: ReplayStore(101, journal=tmp_path),
+        lambda: clusterenv.open_dataset(tmp_path),
+    ):
+        with pytest.raises(
+            StoreUnreadable,
+            match=r"has format 1, .* reads 2; an older one .*rows-\d+\.arrow\. .*store\.save\(",
+        ):
+            attempt()
+    assert files(tmp_path) == before
+
+
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b"])
 def test_a_manifest_that_names_files_elsewhere_is_refused(name: str, tmp_path: Path) -> None:
     store, _ = filled()
@@ -271,15 +292,27 @@ def test_a_damaged_manifest_says_what_is_readable(content: bytes | None, tmp_pat
         assert table["step"].to_pylist() == [row.step for row in rows[-len(store) :]]
 
 
-def test_rows_beside_a_missing_manifest_are_not_removed(tmp_path: Path) -> None:
+def test_rows_beside_a_missing_manifest_are_told_of_and_not_removed(tmp_path: Path) -> None:
     store, _ = filled()
     store.save(tmp_path)
     (tmp_path / "manifest.json").unlink()
     before = files(tmp_path)
-    for attempt in (lambda: store.save(tmp_path), lambda: ReplayStore(101, journal=tmp_path)):
-        with pytest.raises(StoreDamaged, match=r"manifest\.json is missing.*rows-\d+\.arrow"):
+    said = set()
+    for attempt in (
+        lambda: store.save(tmp_path),
+        lambda: ReplayStore(101, journal=tmp_path),
+        lambda: ReplayStore.load(tmp_path),
+        lambda: clusterenv.open_dataset(tmp_path),
+    ):
+        with pytest.raises(StoreDamaged, match=r"manifest\.json is missing.*from a copy") as error:
             attempt()
+        said.add(str(error.value))
+    (message,) = said
+    assert re.search(
+        r"open_file reads: rows-\d+\.arrow\. .*another directory: store\.save", message
+    )
     assert files(tmp_path) == before
+    store.save(tmp_path / "new")  # what the message proposes
 
 
 def test_files_of_others_in_the_directory_are_left_alone(tmp_path: Path) -> None:
@@ -323,6 +356,7 @@ def test_a_forged_file_of_rows_is_an_error_and_no_crash(tmp_path: Path) -> None:
         (Prioritized, {}),
         (lambda: Recent(4, 2), {"starts": np.array([5]), "used": np.array([0])}),
         (lambda: Recent(4, 2), {"starts": np.array([0]), "used": np.array([], np.int64)}),
+        (lambda: Sequences(4), {"initial.h": np.zeros(3, np.float32)}),
     ],
 )
 def test_a_forged_state_names_its_file(
@@ -597,3 +631,38 @@ def test_the_counters_tell_what_went_through() -> None:
     assert (stats.added_rows, stats.sampled_rows, stats.capacity) == (144, 40, 101)
     assert stats.rows == len(store) == stats.added_rows - stats.evicted_rows
     assert (stats.oldest_version, stats.newest_version) == (4, 12)
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sampler": "uniform"}, r"sampler='uniform' is no sampler: .*sampler=Uniform\(\)\)"),
+        ({"sampler": Prioritized}, r"sampler=Prioritized is a class; .*Prioritized\(\.\.\.\)"),
+        ({"sampler": zip()}, r"is no sampler"),
+        ({"ratio": "8"}, r"samples_per_insert='8' is no number: Ratio\(8\), or ratio=8"),
+        ({"seed": -1}, r"seed=-1 .*ReplayStore\(\.\.\., seed=1\)"),
+        ({"seed": "one"}, r"seed='one' .*ReplayStore\(\.\.\., seed=1\)"),
+        ({"stack": "4"}, r"stack='4' .*stack=4"),
+    ],
+)
+def test_settings_of_the_wrong_kind_are_refused_with_the_right_call(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ReplayStore(1000, **settings)
+
+
+class HalfASampler:
+    """Draws, and does nothing else."""
+
+    def draw(self, n: int | None, rng: np.random.Generator) -> None: ...
+
+
+def test_a_sampler_that_lacks_methods_is_told_which() -> None:
+    with pytest.raises(
+        ConfigError, match=r"has no attach, check, added, .*HalfASampler\(Uniform\)"
+    ):
+        ReplayStore(1000, sampler=HalfASampler())  # type: ignore[arg-type]

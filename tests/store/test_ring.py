@@ -296,6 +296,40 @@ def test_environments_that_nobody_has_are_refused(env: int) -> None:
     check(store, rows, Vector())
 
 
+@pytest.mark.parametrize("env", [-1, 2**30])
+def test_a_batch_that_is_refused_costs_a_full_store_no_row(env: int) -> None:
+    fleet = Fleet()
+    store = store_of(30)
+    rows = fill(store, fleet, 5)
+    before = store.stats
+    with pytest.raises(ConfigError, match="column 'env'"):
+        store.add(changed(fleet.next()[0], env=np.full(12, env, np.int32)))
+    assert store.stats == before
+    check(store, rows, Vector())
+    rows += fill(store, fleet, 3)
+    check(store, rows, Vector())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"env": np.full(12, -1, np.int32)}, "column 'env' goes from -1"),
+        ({"tail": {}}, r"observations are obs, and the next observations missing; tail must"),
+        ({"tail_rows": np.arange(9, 12), "tail": {"obs": TAIL[:2]}}, r"next 'obs' .* 2 rows"),
+    ],
+    ids=["env", "no tail", "length"],
+)
+def test_a_first_batch_that_is_refused_decides_nothing(wrong: Any, message: str) -> None:
+    fleet = Fleet(episode=1e9)
+    store = store_of(100)
+    batch, _ = fleet.next()
+    with pytest.raises((ConfigError, SchemaMismatch), match=message):
+        store.add(changed(batch, value=np.zeros(12), **wrong))
+    assert store.nbytes == 0
+    rows = fill(store, fleet, 3)  # without a column 'value'
+    check(store, rows, Vector())
+
+
 def test_the_next_observation_stays_when_the_row_it_was_shared_with_leaves_first() -> None:
     # An environment's second track begins in the first time row, and so leaves before the end of
     # its first track, which goes on with it.
@@ -328,9 +362,9 @@ def test_a_capacity_that_holds_no_row_is_refused(capacity: Any) -> None:
         ReplayStore(capacity)
 
 
-@pytest.mark.parametrize("side", [0, -0.1, 1.5, float("nan")])
-def test_a_side_outside_its_range_is_refused(side: float) -> None:
-    with pytest.raises(ConfigError, match=rf"side={side} .*side=0\.1"):
+@pytest.mark.parametrize("side", [0, -0.1, 1.5, float("nan"), "0.1"])
+def test_a_side_outside_its_range_is_refused(side: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"side={side!r} .*side=0\.1"):
         ReplayStore(10, side=side)
 
 

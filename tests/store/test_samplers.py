@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,16 @@ from batches import Fleet, Frames, Row, TwoLeaves, all_of, changed, fill, observ
 
 from clusterenv import Batch
 from clusterenv.errors import ConfigError, EmptyStore
-from clusterenv.store import NStep, Prioritized, Recent, ReplayStore, Sampler, Sequences, Uniform
+from clusterenv.store import (
+    NStep,
+    Prioritized,
+    Recent,
+    ReplayStore,
+    Sampler,
+    Sequences,
+    Stack,
+    Uniform,
+)
 from clusterenv.store.ring import Block, Ring
 from clusterenv.store.samplers import Draw
 
@@ -250,10 +259,13 @@ def test_a_batch_with_a_priority_that_is_none_is_refused_and_changes_nothing() -
         ({"beta": 1.01}, r"beta=1\.01 "),
         ({"epsilon": 0}, r"epsilon=0 .*Prioritized\(epsilon=1e-6\)"),
         ({"epsilon": float("inf")}, r"epsilon=inf "),
+        ({"alpha": "a"}, r"alpha='a' .*Prioritized\(alpha=0\.6\)"),
+        ({"beta": None}, r"beta=None .*Prioritized\(beta=0\.4\)"),
+        ({"epsilon": "1e-6"}, r"epsilon='1e-6' .*Prioritized\(epsilon=1e-6\)"),
     ],
 )
 def test_settings_of_priorities_outside_their_range_are_refused(
-    settings: dict[str, float], message: str
+    settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         Prioritized(**settings)
@@ -321,6 +333,11 @@ def test_returns_of_n_steps_work_on_priorities() -> None:
         (lambda: Sequences(4, base=Uniform()), r"base=Uniform.*base=Prioritized\(\)"),  # type: ignore[arg-type]
         (lambda: Recent(0, 1), r"n=0, uses=1.*Recent\(4, uses=2\)"),
         (lambda: Recent(2, 0), r"n=2, uses=0"),
+        (lambda: NStep(3, "0.9"), r"gamma='0\.9' .*NStep\(3, gamma=0\.99\)"),  # type: ignore[arg-type]
+        (lambda: Sequences("80"), r"length='80'.*Sequences\(80, "),  # type: ignore[arg-type]
+        (lambda: Recent("4", 2), r"n='4'.*Recent\(4, uses=2\)"),  # type: ignore[arg-type]
+        (lambda: Stack("4"), r"stack='4' .*stack=4"),  # type: ignore[arg-type]
+        (lambda: Stack(4, axis="last"), r"axis='last' .*Stack\(4, axis=-1\)"),  # type: ignore[arg-type]
     ],
 )
 def test_settings_that_cannot_work_are_refused(make: Any, message: str) -> None:
@@ -425,6 +442,75 @@ def test_sequences_of_a_recurrent_policy_ask_for_the_right_horizon_before_any_ro
     with pytest.raises(ConfigError, match=r"every 8 rows.*every 4: Collector\(\.\.\., horizon=8\)"):
         store.add(Fleet(state=True).next()[0])
     assert len(store) == 0
+
+
+INITIAL = np.array([7, -8, 9], np.float32)
+
+
+class Beginning(Fleet):
+    """Shards whose policy begins an episode with a state that is not zero."""
+
+    def batch(self, rows: Sequence[Row], num_envs: int | None = None, **more: Any) -> Batch:
+        batch = super().batch(rows, num_envs, **more)
+        for at, row in enumerate(rows[: batch.num_envs]):
+            if row.step == 0:
+                batch.state["h"][at] = INITIAL
+        return batch
+
+
+def check_states(store: ReplayStore, rows: list[Row]) -> int:
+    """Check the state of each sequence; return how many begin an episode inside a fragment."""
+    sample = store.sample(200)
+    inside = 0
+    for number, state in zip(sample["indices"].tolist(), sample["state.h"], strict=True):
+        row = rows[number]
+        assert state.tolist() == (row.state() if row.step else INITIAL).tolist()
+        inside += row.step == 0 and number % 12 >= 3
+    return inside
+
+
+@pytest.mark.parametrize("base", [None, Prioritized], ids=["alike", "by priority"])
+def test_sequences_that_begin_an_episode_have_the_policys_initial_state(
+    base: Any, tmp_path: Any
+) -> None:
+    fleet = Beginning(state=True, episode=9)
+    sampler = Sequences(4, base=base and base())
+    store = ReplayStore(80, side=1.0, sampler=sampler, seed=0)
+    rows = fill(store, fleet, 4)
+    assert check_states(store, rows)
+    later: list[Batch] = []
+    while len(later) < 10:  # none of which begins with an episode
+        batch, more = fleet.next()
+        if batch.flat("step")[:3].all():
+            later.append(batch)
+            rows += more
+    for batch in later:
+        store.add(batch)
+    assert store.stats.evicted_rows >= 48
+    assert check_states(store, rows)
+    store.save(tmp_path)
+    loaded = ReplayStore.load(tmp_path)
+    same(loaded.sampler.state(), store.sampler.state())
+    assert check_states(loaded, rows)
+
+
+def test_sequences_begin_with_zeros_as_long_as_no_fragment_began_with_an_episode() -> None:
+    fleet = Beginning(state=True, episode=4, shards=1)
+    store = ReplayStore(500, side=1.0, sampler=Sequences(4), seed=0)
+    rows: list[Row] = []
+    while len(rows) < 120:
+        batch, more = fleet.next()
+        if batch.flat("step")[:3].all():
+            store.add(batch)
+            rows += more
+    sample = store.sample(200)
+    begins = [rows[number].step == 0 for number in sample["indices"].tolist()]
+    assert any(begins)
+    assert not sample["state.h"][begins].any()
+    while batch.flat("step")[:3].all():
+        batch, more = fleet.next()
+    store.add(batch)
+    assert check_states(store, rows + more)
 
 
 # Recent

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clusterenv.errors import StoreUnreadable
-from clusterenv.store.samplers.base import Draw, Sampler
+from clusterenv.store.samplers.base import Draw, Sampler, check_sampler
 from clusterenv.store.samplers.nstep import NStep
 from clusterenv.store.samplers.recent import Recent
 from clusterenv.store.samplers.rows import Prioritized, Uniform
@@ -25,6 +25,7 @@ __all__ = [
     "Sequences",
     "Uniform",
     "alike",
+    "check_sampler",
     "described",
     "from_description",
     "shown",

@@ -14,7 +14,15 @@ from clusterenv.errors import ConfigError
 from clusterenv.schema import Column
 from clusterenv.store.ring import Block, Ints, Ring
 
-__all__ = ["Draw", "Numbers", "Sampler", "Transitions", "equal_weights", "wanted"]
+__all__ = [
+    "Draw",
+    "Numbers",
+    "Sampler",
+    "Transitions",
+    "check_sampler",
+    "equal_weights",
+    "wanted",
+]
 
 Numbers = npt.NDArray[Any]
 
@@ -55,6 +63,24 @@ class Sampler(Protocol):
 
     def restore(self, state: Mapping[str, Numbers]) -> None:
         """Go on from a state, when all rows have been added."""
+
+
+def check_sampler(given: Any) -> None:
+    """Raise ``ConfigError`` unless this is a sampler."""
+    if isinstance(given, type):
+        raise ConfigError(
+            f"sampler={given.__name__} is a class; make one: "
+            f"ReplayStore(..., sampler={given.__name__}(...))"
+        )
+    methods = [name for name in vars(Sampler) if not name.startswith("_")]
+    missing = [name for name in methods if not callable(getattr(given, name, None))]
+    if missing == methods:
+        raise ConfigError(f"sampler={given!r} is no sampler: ReplayStore(..., sampler=Uniform())")
+    if missing:
+        raise ConfigError(
+            f"{type(given).__name__} has no {', '.join(missing)}, which a store asks of a sampler; "
+            f"take them from another: class {type(given).__name__}(Uniform)"
+        )
 
 
 class Transitions:

@@ -10,6 +10,7 @@ import numpy as np
 from clusterenv.batch import Batch
 from clusterenv.errors import ConfigError
 from clusterenv.schema import Column
+from clusterenv.store.numeric import is_number, is_whole
 from clusterenv.store.ring import Block, Ints, Ring
 from clusterenv.store.samplers.base import Draw, Numbers, Transitions
 from clusterenv.store.samplers.rows import Prioritized, Uniform
@@ -37,10 +38,10 @@ class NStep(Transitions):
     """
 
     def __init__(self, n: int, gamma: float, base: Uniform | Prioritized | None = None) -> None:
-        if not isinstance(n, int) or n < 1:
+        if not (is_whole(n) and n >= 1):
             raise ConfigError(f"n={n!r} is no number of steps: NStep(3, gamma=0.99)")
-        if not 0 <= gamma <= 1:
-            raise ConfigError(f"gamma={gamma} is not between 0 and 1: NStep(3, gamma=0.99)")
+        if not (is_number(gamma) and 0 <= gamma <= 1):
+            raise ConfigError(f"gamma={gamma!r} is not between 0 and 1: NStep(3, gamma=0.99)")
         self.n = n
         self.gamma = gamma
         self.base = base if base is not None else Uniform()

@@ -10,6 +10,7 @@ import numpy as np
 from clusterenv.batch import Batch
 from clusterenv.errors import ConfigError, EmptyStore
 from clusterenv.schema import Column
+from clusterenv.store.numeric import is_whole
 from clusterenv.store.ring import Block, Ints
 from clusterenv.store.samplers.base import Draw, Numbers, Transitions
 
@@ -31,8 +32,10 @@ class Recent(Transitions):
     """
 
     def __init__(self, n: int, uses: int) -> None:
-        if n < 1 or uses < 1:
-            raise ConfigError(f"n={n}, uses={uses}: both at least 1: Recent(4, uses=2)")
+        if not (is_whole(n) and is_whole(uses) and n >= 1 and uses >= 1):
+            raise ConfigError(
+                f"n={n!r}, uses={uses!r}: both whole numbers, and at least 1: Recent(4, uses=2)"
+            )
         self.n = n
         self.uses = uses
         self._blocks: list[Block] = []

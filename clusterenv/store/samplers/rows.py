@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from clusterenv.batch import Batch
 from clusterenv.errors import ConfigError, EmptyStore
+from clusterenv.store.numeric import is_number
 from clusterenv.store.ring import Block, Ints, Ring
 from clusterenv.store.samplers.base import Draw, Numbers, Transitions, equal_weights, wanted
 from clusterenv.store.sum_tree import SumTree
@@ -72,10 +73,12 @@ class Prioritized(Transitions):
     """
 
     def __init__(self, alpha: float = 0.6, beta: float = 0.4, epsilon: float = 1e-6) -> None:
-        if not 0 <= alpha <= 1:
-            raise ConfigError(f"alpha={alpha} is not between 0 and 1: Prioritized(alpha=0.6)")
-        if not 0 < epsilon < np.inf:
-            raise ConfigError(f"epsilon={epsilon} is no number above 0: Prioritized(epsilon=1e-6)")
+        if not (is_number(alpha) and 0 <= alpha <= 1):
+            raise ConfigError(f"alpha={alpha!r} is not between 0 and 1: Prioritized(alpha=0.6)")
+        if not (is_number(epsilon) and 0 < epsilon < np.inf):
+            raise ConfigError(
+                f"epsilon={epsilon!r} is no number above 0: Prioritized(epsilon=1e-6)"
+            )
         self.alpha = alpha
         self.beta = beta
         self.epsilon = epsilon
@@ -89,8 +92,8 @@ class Prioritized(Transitions):
 
     @beta.setter
     def beta(self, value: float) -> None:
-        if not 0 <= value <= 1:
-            raise ConfigError(f"beta={value} is not between 0 and 1: Prioritized(beta=0.4)")
+        if not (is_number(value) and 0 <= value <= 1):
+            raise ConfigError(f"beta={value!r} is not between 0 and 1: Prioritized(beta=0.4)")
         self._beta = value
 
     def settings(self) -> dict[str, Any]:

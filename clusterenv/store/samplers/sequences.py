@@ -11,11 +11,15 @@ import numpy.typing as npt
 from clusterenv.batch import Batch
 from clusterenv.errors import ConfigError, EmptyStore
 from clusterenv.schema import Column
+from clusterenv.store.numeric import is_whole
 from clusterenv.store.ring import STEP_COLUMNS, Block, Ints, Ring
 from clusterenv.store.samplers.base import Draw, Numbers, Transitions, wanted
 from clusterenv.store.samplers.rows import Prioritized
+from clusterenv.store.specs import Spec
 
 __all__ = ["Sequences"]
+
+_INITIAL = "initial."  # before the names of the initial state's parts, in what is saved
 
 
 class Sequences(Transitions):
@@ -23,9 +27,12 @@ class Sequences(Transitions):
 
     A sequence begins where an episode does, and then every ``burn_in + length - overlap`` rows;
     for policies with recurrent state, it begins where the state is known: at an episode's first
-    row (where it is zero) and at the first row of each fragment, so collect with
-    ``horizon=burn_in + length - overlap``. What an episode is too short for is padded with zeros
-    and left out of ``mask``. A sequence whose end has not been collected yet is not drawn.
+    row and at the first row of each fragment, so collect with
+    ``horizon=burn_in + length - overlap``. An episode that begins inside a fragment begins with
+    the policy's initial state, which is learned from the first fragment that begins with an
+    episode; as long as there was none, it is zero. What an episode is too short for is padded
+    with zeros and left out of ``mask``. A sequence whose end has not been collected yet is not
+    drawn.
 
     Parameters
     ----------
@@ -42,11 +49,12 @@ class Sequences(Transitions):
     def __init__(
         self, length: int, burn_in: int = 0, overlap: int = 0, base: Prioritized | None = None
     ) -> None:
-        total = length + burn_in
-        if length < 1 or burn_in < 0 or not 0 <= overlap < total:
+        whole = all(is_whole(rows) for rows in (length, burn_in, overlap))
+        if not whole or length < 1 or burn_in < 0 or not 0 <= overlap < length + burn_in:
             raise ConfigError(
-                f"length={length}, burn_in={burn_in}, overlap={overlap}: at least 1 row, and less "
-                "overlap than length and burn-in together: Sequences(80, burn_in=40, overlap=40)"
+                f"length={length!r}, burn_in={burn_in!r}, overlap={overlap!r}: whole numbers, at "
+                "least 1 row, and less overlap than length and burn-in together: "
+                "Sequences(80, burn_in=40, overlap=40)"
             )
         self.length, self.burn_in, self.overlap = length, burn_in, overlap
         if base is not None and not isinstance(base, Prioritized):
@@ -55,8 +63,10 @@ class Sequences(Transitions):
                 f"Sequences({length}, base=Prioritized()), or leave base= out"
             )
         self.base = base
-        self._total, self._period = total, total - overlap
+        self._total = length + burn_in
+        self._period = self._total - overlap
         self._entries = np.empty(0, np.int64)
+        self._initial: dict[str, Column] = {}  # state at the start of an episode, once known
 
     def settings(self) -> dict[str, Any]:
         return {"length": self.length, "burn_in": self.burn_in, "overlap": self.overlap}
@@ -83,6 +93,8 @@ class Sequences(Transitions):
         begins = step % self._period == 0
         if self.ring.specs.state:
             begins = step == 0
+            if not self._initial:
+                self._initial = _initial_state(batch, begins)
             begins[: block.num_envs] |= all(len(part) for part in batch.state.values())
         rows = block.start + np.flatnonzero(begins)
         kept = np.searchsorted(self._entries, self.ring.first)
@@ -139,7 +151,7 @@ class Sequences(Transitions):
         shaped["mask"] = mask
         states, known = self.ring.states(rows)
         for name, state in states.items():
-            state[~known] = 0
+            state[~known] = self._initial.get(name, 0)
             shaped[f"state.{name}"] = state
         return shaped
 
@@ -150,11 +162,22 @@ class Sequences(Transitions):
             self.base.update(rows, priorities)
 
     def state(self) -> dict[str, Numbers]:
-        return {} if self.base is None else self.base.state()
+        initial = {f"{_INITIAL}{name}": column for name, column in self._initial.items()}
+        return initial if self.base is None else initial | self.base.state()
 
     def restore(self, state: Mapping[str, Numbers]) -> None:
+        initial = {
+            name.removeprefix(_INITIAL): column
+            for name, column in state.items()
+            if name.startswith(_INITIAL)
+        }
+        specs = self.ring.specs.state
+        found = {name: Spec(column.dtype, column.shape) for name, column in initial.items()}
+        if initial and found != specs:
+            raise ValueError(f"an initial state {found} of policies with {specs}")
         if self.base is not None:
             self.base.restore(state)
+        self._initial = initial or self._initial
 
     def _chains(self, rows: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
         """Return the slots of the rows that follow each other, and which of them there are."""
@@ -181,3 +204,11 @@ class Sequences(Transitions):
             f"no sequence of {self._total} rows is complete yet; add more batches before sampling, "
             "or collect with a longer horizon"
         )
+
+
+def _initial_state(batch: Batch, begins: npt.NDArray[np.bool_]) -> dict[str, Column]:
+    """Return the state with which episodes begin, if one does in a batch's first time row."""
+    first = np.flatnonzero(begins[: batch.num_envs])
+    if not len(first) or not all(len(part) for part in batch.state.values()):
+        return {}
+    return {name: part[first[0]].copy() for name, part in batch.state.items()}
