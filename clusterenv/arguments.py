@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clusterenv.errors import ActionError, ConfigError, ResetNeeded
+from clusterenv.numeric import is_whole
 from clusterenv.policies.base import Policy
 from clusterenv.stream import SWITCHES
 from clusterenv.supervision import EnvFaults, Restarts
@@ -138,27 +139,23 @@ def check_collector(
             "clusterenv.policies.Categorical(module), Gaussian(module, action_space), "
             "EpsilonGreedy(q_module) or CleanRL(agent)"
         )
-    if not _is_count(horizon) or horizon < 1:
+    if not is_whole(horizon) or horizon < 1:
         raise ConfigError(f"horizon must be a positive integer, got {horizon!r}: horizon=128")
-    if not _is_count(credit) or credit < 2:
+    if not is_whole(credit) or credit < 2:
         raise ConfigError(
             f"credits must be an integer, at least 2, or shards wait for the head, got {credit!r}: "
             "credits=2"
         )
-    if seed is not None and (not _is_count(seed) or seed < 0):
+    if seed is not None and (not is_whole(seed) or seed < 0):
         raise ConfigError(f"seed must be an integer, at least 0, got {seed!r}: seed=1")
     check_rule(rule, policy)
-    if not _is_count(version) or version < 0:
+    if not is_whole(version) or version < 0:
         raise ConfigError(f"version must be an integer, at least 0, got {version!r}: version=0")
     if switch not in SWITCHES:
         raise ConfigError(
             f"switch={switch!r} is unknown; a shard changes its policy between fragments, "
             "switch='fragment', or between steps, switch='step'"
         )
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def check_rule(rule: Any, policy: Policy) -> None:

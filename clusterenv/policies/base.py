@@ -74,11 +74,13 @@ class Policy(nn.Module):
         context
             Env indices, scalars, recurrent state and action mask.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not define act(obs, context)")
 
     def distribution(self, obs: Any, context: Context) -> Distribution:
         """Return the distribution of actions, whose divergence decides about pulls."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} does not define distribution(obs, context)"
+        )
 
     def annotate(self, fragment: Fragment) -> Mapping[str, Column]:
         """Compute further columns from a whole fragment, on the worker that made it.

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from clusterenv.errors import ConfigError, RatioError
-from clusterenv.store.numeric import is_number, is_whole
+from clusterenv.numeric import is_number, is_whole
 
 __all__ = ["Ratio"]
 

@@ -16,10 +16,10 @@ import torch
 
 from clusterenv.batch import Batch
 from clusterenv.errors import ClosedError, ConfigError, EmptyStore, RatioError
+from clusterenv.numeric import is_number
 from clusterenv.store.admission import Admission
 from clusterenv.store.links import Links
 from clusterenv.store.memory import InFiles, InMemory
-from clusterenv.store.numeric import is_number
 from clusterenv.store.ratio import Ratio
 from clusterenv.store.ring import Ring, bytes_needed
 from clusterenv.store.samplers import Recent, Sampler, Uniform, check_sampler

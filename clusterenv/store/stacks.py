@@ -11,8 +11,8 @@ import numpy.typing as npt
 from clusterenv.batch import Batch
 from clusterenv.errors import ConfigError
 from clusterenv.lending import Lender
+from clusterenv.numeric import is_whole
 from clusterenv.schema import Column
-from clusterenv.store.numeric import is_whole
 
 __all__ = ["Stack", "stack_starts"]
 

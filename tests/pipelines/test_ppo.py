@@ -111,19 +111,6 @@ def test_a_run_is_resumed_with_the_arguments_that_began_it(tmp_path: Path, clust
     assert train(short(out, 512, **{"resume": True, "cluster": cluster, **free})).steps == 512
 
 
-def test_a_checkpoint_that_keeps_no_arguments_is_resumed_if_it_fits(
-    tmp_path: Path, cluster: str
-) -> None:
-    train(short(tmp_path, 256, cluster=cluster))
-    checkpoint = tmp_path / "checkpoint.pt"
-    saved = torch.load(checkpoint, weights_only=True)
-    del saved["args"]
-    torch.save(saved, checkpoint)
-    with pytest.raises(ConfigError, match=r"--hidden"):
-        train(short(tmp_path, 512, resume=True, hidden=(32,)))
-    assert train(short(tmp_path, 512, resume=True, cluster=cluster)).steps == 512
-
-
 def test_minibatches_that_do_not_come_out_even_have_two_rows_at_least() -> None:
     """The advantages of a single row have no deviation, and would end the network as NaN."""
     torch.manual_seed(0)

@@ -9,8 +9,8 @@ import numpy as np
 
 from clusterenv.batch import Batch
 from clusterenv.errors import ConfigError
+from clusterenv.numeric import is_number, is_whole
 from clusterenv.schema import Column
-from clusterenv.store.numeric import is_number, is_whole
 from clusterenv.store.ring import Block, Ints, Ring
 from clusterenv.store.samplers.base import Draw, Numbers, Transitions
 from clusterenv.store.samplers.rows import Prioritized, Uniform

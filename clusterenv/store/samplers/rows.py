@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from clusterenv.batch import Batch
 from clusterenv.errors import ConfigError, EmptyStore
-from clusterenv.store.numeric import is_number
+from clusterenv.numeric import is_number
 from clusterenv.store.ring import Block, Ints, Ring
 from clusterenv.store.samplers.base import Draw, Numbers, Transitions, equal_weights, wanted
 from clusterenv.store.sum_tree import SumTree

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from clusterenv.batch import Batch
 from clusterenv.errors import ConfigError, EmptyStore
+from clusterenv.numeric import is_whole
 from clusterenv.schema import Column
-from clusterenv.store.numeric import is_whole
 from clusterenv.store.ring import STEP_COLUMNS, Block, Ints, Ring
 from clusterenv.store.samplers.base import Draw, Numbers, Transitions, wanted
 from clusterenv.store.samplers.rows import Prioritized
