@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import math
 import os
 import threading
 import weakref
@@ -23,6 +25,7 @@ from clusterenv.cluster import ClusterLike
 from clusterenv.errors import ClosedError, ConfigError
 from clusterenv.intake import Intake
 from clusterenv.launch import make_recipe, open_fleet
+from clusterenv.numeric import is_number, is_whole
 from clusterenv.policies.base import Policy
 from clusterenv.schema import Layout
 from clusterenv.stats import Stats, Tally
@@ -122,6 +125,27 @@ class Collector:
         spec = StreamSpec(policy, rule, horizon, seed, version, switch, env_faults, relays)
         stream = pickled(spec)
         self._fleet, self._owned_client = open_fleet(recipe, num_envs, shards, cluster, stream)
+        with contextlib.ExitStack() as undo:  # what follows may raise, and nobody would close it
+            if self._owned_client is not None:
+                undo.callback(self._owned_client.close)
+            undo.callback(self._fleet.close, config.seconds("timeout.close"))
+            self._begin(policy, rule, version, _title(env), credits, restarts, max_shards, relays)
+            undo.pop_all()
+        _open.add(self)
+        self._telemetry.begin()  # now that somebody listens to the shards
+
+    def _begin(
+        self,
+        policy: Policy,
+        rule: SyncRule,
+        version: int,
+        title: str,
+        credits: int,  # noqa: A002
+        restarts: Restarts,
+        max_shards: int | None,
+        relays: bool,
+    ) -> None:
+        """Make all that the head needs besides the shards."""
         about = self._fleet.description
         self.observation_space = about.observation_space
         self.action_space = about.action_space
@@ -130,7 +154,7 @@ class Collector:
         started = len(self._fleet.links)
         self._publisher = Publisher(policy, rule, layout, started, version=version)
         self._tally = Tally(started, version)
-        self._telemetry = self._fleet.telemetry(_title(env))
+        self._telemetry = self._fleet.telemetry(title)
         self._failure: BaseException | None = None
         self._process = os.getpid()
         self._intake = Intake(
@@ -143,8 +167,6 @@ class Collector:
             max_shards=max_shards or started,
             relays=relays,
         )
-        _open.add(self)
-        self._telemetry.begin()  # now that somebody listens to the shards
 
     # Taking batches
 
@@ -164,13 +186,13 @@ class Collector:
 
     @property
     def ready(self) -> int:
-        """Batches that can be taken without waiting."""
+        """Batches that can be taken without waiting; an error that ends the run counts too."""
         return self._intake.ready
 
     def collect(self, rows: int) -> list[Batch]:
         """Return batches of at least ``rows`` rows together, as they arrive."""
-        if rows < 1:
-            raise ConfigError(f"collect(rows) needs a positive number, got {rows}: collect(4096)")
+        if not is_number(rows) or not 1 <= rows < math.inf:
+            raise ConfigError(f"collect(rows) needs a positive number, got {rows!r}: collect(4096)")
         batches: list[Batch] = []
         while sum(batch.num_rows for batch in batches) < rows:
             batches.append(self._next())
@@ -214,9 +236,10 @@ class Collector:
                 "was made with, or a copy of it: collector.publish(policy)"
             )
         for name, value in scalars.items():
-            if not isinstance(value, (int, float, np.number)):
+            if not isinstance(value, (int, float, np.number)) or not math.isfinite(value):
                 raise ConfigError(
-                    f"publish({name}={value!r}): scalars are numbers, publish(policy, {name}=0.1)"
+                    f"publish({name}={value!r}): scalars are finite numbers, "
+                    f"publish(policy, {name}=0.1)"
                 )
         with self._intake.roster:
             with self._tally.lock:
@@ -231,7 +254,7 @@ class Collector:
         Shards too many finish the fragment in hand, deliver it and end. It does not wait.
         """
         self._check_open()
-        if not isinstance(shards, int) or shards < 1:
+        if not is_whole(shards) or shards < 1:
             raise ConfigError(f"scale({shards!r}): a positive number of shards, scale(4)")
         self._intake.supervisor.scale(shards)
 
@@ -264,7 +287,8 @@ class Collector:
             self.close(timeout=1.0)
             raise
         if isinstance(item, BaseException):
-            self._failure = item
+            if not isinstance(item, ClosedError):
+                self._failure = item
             self.close()
             raise item
         return item

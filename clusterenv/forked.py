@@ -5,10 +5,23 @@ from __future__ import annotations
 import os
 
 import numpy as np
+import torch
 
 import clusterenv.shard  # noqa: F401
 
 __all__: list[str] = []
 
-# Python's own generator draws a new seed after a fork; NumPy's would go on alike in all workers.
-os.register_at_fork(after_in_child=np.random.seed)
+_HERE = os.getpid()
+
+
+def _draw_apart() -> None:
+    """Have a worker draw numbers of its own; Python's generator sees to that by itself.
+
+    What a worker forks in its turn is left alone: a thread of it may hold torch's generator.
+    """
+    if os.getppid() == _HERE:
+        np.random.seed()  # noqa: NPY002  # what old environments use
+        torch.seed()
+
+
+os.register_at_fork(after_in_child=_draw_apart)

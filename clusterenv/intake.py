@@ -14,7 +14,14 @@ from typing import Any
 from clusterenv import config
 from clusterenv.batch import Batch
 from clusterenv.channel import Header, dumps
-from clusterenv.errors import ChannelClosed, ConfigError, EnvError, PolicyError, WorkerLost
+from clusterenv.errors import (
+    ChannelClosed,
+    ClosedError,
+    ConfigError,
+    EnvError,
+    PolicyError,
+    WorkerLost,
+)
 from clusterenv.fleet import Fleet, Link, env_error
 from clusterenv.fragment import Cut
 from clusterenv.frames import Frame
@@ -101,13 +108,14 @@ class Intake:
 
     @property
     def ready(self) -> int:
-        """Batches that can be taken without waiting."""
-        return self._received.qsize()
+        """Batches that can be taken without waiting, and the error behind them, if there is one."""
+        # Once it is closed, what wakes those that wait lies there too.
+        return sum(self._waiting) if self._closed else self._received.qsize()
 
     def stats(self) -> Stats:
         """Return what has been done so far."""
         with self._tally.lock:
-            return self._tally.stats(self._publisher, self.ready, list(self._waiting))
+            return self._tally.stats(self._publisher, sum(self._waiting), list(self._waiting))
 
     def take(self) -> Batch | BaseException:
         """Wait for the next batch, or for the error that ends the run."""
@@ -115,6 +123,8 @@ class Intake:
         if isinstance(item, Batch):
             with self.roster:
                 self._waiting[item.shard] -= 1
+        else:
+            self._received.put(item)  # for others that wait
         return item
 
     def stream(self) -> None:
@@ -159,6 +169,7 @@ class Intake:
                 self._thread.join(timeout=5.0)
             self._woken.close()
             self._waker.close()
+            self._received.put(ClosedError("this Collector was closed while somebody waited"))
 
     # The thread
 

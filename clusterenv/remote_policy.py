@@ -18,6 +18,7 @@ from clusterenv.channel import Array, dumps, loads
 from clusterenv.env_loop.actions import ActionCheck
 from clusterenv.env_loop.decisions import ExtrasCheck, ask, check_log_prob
 from clusterenv.env_loop.masks import InfoMask, opened
+from clusterenv.env_loop.states import initial_state
 from clusterenv.envs import EnvDescription
 from clusterenv.errors import ConfigError
 from clusterenv.policies.base import Context, Policy
@@ -52,7 +53,6 @@ class RemotePolicy:
         self._rule = rule
         self._publisher = Publisher(policy, rule, observations, shards)
         self._has: dict[int, int] = {}  # which incarnation of a shard has the policy
-        self._print = _fingerprint(policy)
         self._divergences: dict[int, float] = {}
         self._mask = InfoMask(envs)
         self._columns: dict[str, Column] = {}
@@ -60,15 +60,13 @@ class RemotePolicy:
         self.weight_bytes = 0
 
     def refresh(self, policy: Policy) -> None:
-        """Make a new version if the policy's tensors were changed since the last step."""
+        """Make a new version if the policy's numbers were changed since the last step."""
         if type(policy) is not self._kind:
             raise ConfigError(
                 f"step() got a {type(policy).__name__}, and a {self._kind.__name__} before; the "
                 "shards go on with the one policy: make another ClusterEnv for another"
             )
-        now = _fingerprint(policy)
-        if now != self._print:
-            self._print = now
+        if not self._publisher.is_newest(policy):
             self._divergences = dict(self._publisher.publish(policy, {}).divergences)
 
     def request(self, shard: int, incarnation: int) -> tuple[bytes, list[Array]]:
@@ -95,11 +93,22 @@ class RemotePolicy:
                 chosen[name] = np.zeros((envs, *like.shape[1:]), like.dtype)
         return chosen
 
-    def observe(self, obs: list[Column], info: Mapping[str, Any]) -> None:
-        """Keep some observations and their action masks, to compare versions on."""
-        if self._rule.needs_divergence:
-            self._mask.note(info)
-            self._publisher.probe.add(obs, np.arange(len(obs[0])), self._mask.value, take=8)
+    def observe(
+        self, obs: list[Column], over: npt.NDArray[np.bool_], info: Mapping[str, Any]
+    ) -> None:
+        """Keep some observations and their action masks, to compare versions on.
+
+        Not where an episode is over: the last observation may allow no action.
+        """
+        if not self._rule.needs_divergence:
+            return
+        self._mask.note(info)
+        live, mask = np.flatnonzero(~over), self._mask.value
+        if len(live) < len(over):
+            obs = [column[live] for column in obs]
+            mask = None if mask is None else mask[live]
+        if len(live):
+            self._publisher.probe.add(obs, live, mask, take=8)
 
 
 class LocalPolicy:
@@ -112,6 +121,7 @@ class LocalPolicy:
         self._check = ActionCheck(about.action_space, n)
         self._extras = ExtrasCheck(n, _TAKEN)
         self._n = n
+        self._steps = 0
 
     def update(self, request: ActRequest, buffer: npt.NDArray[np.uint8]) -> None:
         """Take the policy, or newer weights, if the request brings them."""
@@ -119,7 +129,7 @@ class LocalPolicy:
             torch.set_num_threads(1)
             self._policy: Policy = loads(request.policy).eval()
             self._manifest = manifest_of(self._policy)
-            self._state = self._policy.initial_state(self._n)
+            self._state = initial_state(self._policy, self._n)
         if buffer.nbytes:
             load(self._policy, self._manifest, Weights(request.version, buffer))
         self._version = request.version
@@ -147,7 +157,7 @@ class LocalPolicy:
         with torch.inference_mode():
             if self._state and began.any():
                 at = torch.from_numpy(np.flatnonzero(began))
-                for name, tensor in self._policy.initial_state(len(at)).items():
+                for name, tensor in initial_state(self._policy, len(at)).items():
                     self._state[name][at] = tensor
             nested = self._layout.nest([torch.from_numpy(column) for column in obs])
             mask = nested.get("action_mask") if isinstance(nested, dict) else None
@@ -158,20 +168,16 @@ class LocalPolicy:
                 self._check.check_mask(mask, self._name)
             context = Context(self._envs, {}, self._state, mask)
             which = f"environments {self._first}–{self._first + self._n - 1}"
-            decision = ask(self._policy, nested, context, which)
+            place = f"{which} at step {self._steps} of the shard"
+            decision = ask(self._policy, nested, context, place)
             if decision.state:
                 self._state = {name: tensor.clone() for name, tensor in decision.state.items()}
-        action = self._check(decision.action, mask, self._name)
-        extras = self._extras(decision.extras)
+        action = self._check(decision.action, mask, self._name, place)
+        extras = self._extras(decision.extras, place)
         check_log_prob(extras.get("log_prob"), self._name)
+        self._steps += 1
         versions = np.full(self._n, self._version, np.int64)
         return {"action": action, **extras, "policy_version": versions}
 
     def _name(self, row: int) -> str:
-        return f"environment {self._first + row}"
-
-
-def _fingerprint(policy: Policy) -> tuple[Any, ...]:
-    # Optimisers change tensors in place, and torch counts that; others give them new memory.
-    tensors = policy.state_dict(keep_vars=True).values()
-    return tuple((id(tensor), tensor.data_ptr(), tensor._version) for tensor in tensors)
+        return f"environment {self._first + row} at step {self._steps} of the shard"

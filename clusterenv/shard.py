@@ -24,6 +24,7 @@ from gymnasium.vector import AutoresetMode
 
 from clusterenv.allocator import keep_freed_memory
 from clusterenv.channel import Channel, Header, dumps, loads
+from clusterenv.drawing import Drawing
 from clusterenv.env_loop.masks import InfoMask
 from clusterenv.envs import Engine, EnvDescription, Infos, Slot, build
 from clusterenv.errors import ChannelClosed
@@ -217,8 +218,11 @@ class _Server:
         self._slot = Slot.empty(self._layout, engine.num_envs)
         self._whole = StepRequest(None, self._actions.dtypes, [])
         self._policy: LocalPolicy | None = None
+        self._drawing = Drawing(None)
         self._mask = InfoMask(engine.num_envs)
         self._began = np.ones(engine.num_envs, np.bool_)
+        mode = engine.description.autoreset_mode
+        self._spends_steps = mode is not AutoresetMode.SAME_STEP
 
     def run(self) -> None:
         """Serve until the channel closes."""
@@ -267,30 +271,54 @@ class _Server:
     def _step(self, request: StepRequest, actions: list[Column]) -> None:
         rows = request.rows
         indices = None if rows is None else _indices(rows)
+        began = self._over() if self._spends_steps else None
         infos = self._engine.step(actions, self._slot, indices)
-        self._mask.note(infos, indices)
+        self._note(infos, slice(None) if rows is None else rows, indices, began)
         self._send_result(infos, slice(None) if rows is None else rows)
 
     def _reset(self, request: ResetRequest) -> None:
+        if request.mask is None and request.seeds[0] is not None:  # what a policy draws repeats too
+            self._drawing = Drawing(request.seeds[0])
         infos = self._engine.reset(self._slot, request.seeds, request.options, request.mask)
-        self._mask.note(infos)
-        self._began |= True if request.mask is None else request.mask
+        began = np.ones_like(self._began) if request.mask is None else request.mask
+        self._mask.note(infos, began=began)
+        self._began |= began
         self._send_result(infos, slice(None))
 
     def _act(self, request: ActRequest, weights: npt.NDArray[np.uint8]) -> None:
         if self._policy is None:
             self._policy = LocalPolicy(self._engine.description, self._first, self._engine.num_envs)
         self._policy.update(request, weights)
-        slot = self._slot
-        same_step = self._engine.description.autoreset_mode is AutoresetMode.SAME_STEP
-        dead = np.zeros_like(slot.terminated)
-        if not same_step:
-            dead = slot.terminated | slot.truncated  # under NEXT_STEP this step only resets them
-        chosen = self._policy.act(slot.obs, self._began, dead, self._mask.value)
-        infos = self._engine.step([chosen["action"]], slot, None)
-        self._mask.note(infos)
-        self._began = slot.terminated | slot.truncated if same_step else dead
+        dead = self._over() if self._spends_steps else np.zeros_like(self._began)
+        with self._drawing:
+            chosen = self._policy.act(self._slot.obs, self._began, dead, self._mask.value)
+        self._began[:] = False
+        infos = self._engine.step([chosen["action"]], self._slot, None)
+        self._note(infos, slice(None), None, dead if self._spends_steps else None)
         self._send_result(infos, slice(None), chosen)
+
+    def _over(self) -> npt.NDArray[np.bool_]:
+        """Return whose last step said that the episode is over."""
+        return self._slot.terminated | self._slot.truncated
+
+    def _note(
+        self,
+        infos: Infos,
+        rows: slice | npt.NDArray[np.intp],
+        indices: Sequence[int] | None,
+        resets: npt.NDArray[np.bool_] | None,
+    ) -> None:
+        """Note which environments begin an episode, and the masks that a step has given.
+
+        Parameters
+        ----------
+        resets
+            Whom the step only reset; ``None`` if it does so in the step that ends an episode.
+        """
+        began = np.zeros_like(self._began)
+        began[rows] = (self._over() if resets is None else resets)[rows]
+        self._began |= began
+        self._mask.note(infos, indices, began)
 
     def _send_result(
         self,

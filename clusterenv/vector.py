@@ -205,7 +205,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             A batch of actions, or a :class:`clusterenv.policies.Policy`: then the policy acts
             beside the environments, and ``info`` holds the chosen ``action``, the policy's
             own columns (``log_prob``, ``value``, …) and the ``policy_version`` that acted.
-            Weights travel when :attr:`sync` says so.
+            Weights travel when :attr:`sync` says so; whether they have changed is found by
+            comparing them, at every step, in about a millisecond per million.
         """
         self._check_open()
         if isinstance(actions, nn.Module):
@@ -241,7 +242,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             self._note_over(slice(None), result.slot)
         obs, reward, terminated, truncated = result.slot
         info = result.info()
-        self._remote.observe(obs, info)
+        self._remote.observe(obs, terminated | truncated, info)
         info |= self._remote.complete(result.chosen, self.num_envs)
         return self._obs.nest(obs), reward, terminated, truncated, info
 

@@ -90,12 +90,78 @@ class Bad(Policy):
                 return Decision(action, {"log_prob": log_prob.double()})
             elif self.fault == "wide":
                 return Decision(action, {"log_prob": log_prob[:, None]})
+            elif self.fault == "bfloat16":
+                return Decision(action, {"log_prob": log_prob.bfloat16()})
+            elif self.fault == "half action":
+                return Decision(action.bfloat16(), {"log_prob": log_prob})
+            elif self.fault == "extras":
+                return Decision(action, [log_prob])  # type: ignore[arg-type]
+            elif self.fault == "exit":
+                raise SystemExit(3)
+            elif self.fault == "in place":
+                obs.mul_(0.1)
             elif self.fault == "taken":
                 return Decision(action, {"log_prob": log_prob, "reward": log_prob})
         return Decision(action, {"log_prob": log_prob})
 
     def distribution(self, obs: Any, context: Context) -> Distribution:
         return CategoricalDistribution(logits=self.weight.expand(len(context.envs), 3))
+
+
+class BadState(Policy):
+    """Has a recurrent state that is wrong from the beginning, or becomes so."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self.fault = fault
+
+    def initial_state(self, n: int) -> Any:
+        if self.fault == "raise":
+            raise ValueError("no such size")
+        if self.fault == "lstm":
+            return {"h": torch.zeros(1, n, 3)}
+        if self.fault == "tuple":
+            return torch.zeros(n, 3), torch.zeros(n, 3)
+        return {"h": torch.zeros(n, 3).numpy() if self.fault == "array" else torch.zeros(n, 3)}
+
+    def act(self, obs: Any, context: Context) -> Decision:
+        n = len(context.envs)
+        state: Any = {"h": context.state["h"] + 1}
+        if self.fault == "rows":
+            state = {"h": state["h"][:1]}
+        elif self.fault == "names":
+            state = {"c": state["h"]}
+        elif self.fault == "list":
+            state = [state["h"]]
+        return Decision(torch.zeros(n, dtype=torch.int64), {}, state)
+
+
+class LearnedState(Policy):
+    """Begins episodes with a parameter, the same for all environments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.full((2,), 5.0))
+
+    def initial_state(self, n: int) -> dict[str, Tensor]:
+        return {"h": self.first.expand(n, 2)}
+
+    def act(self, obs: Any, context: Context) -> Decision:
+        h = context.state["h"]
+        context.state["h"].add_(1)  # in place, as some do
+        return Decision(torch.zeros(len(h), dtype=torch.int64), {"value": h[:, 0].clone()})
+
+
+class Reassigning(Categorical):
+    """Makes one of its tensors anew whenever it acts."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 2))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def act(self, obs: Any, context: Context) -> Decision:
+        self.calls = self.calls + 1
+        return super().act(obs, context)
 
 
 class Annotating(Categorical):
@@ -120,4 +186,5 @@ class Annotating(Categorical):
             return {"priority": delta[1:]}
         if self.fault == "dtype":
             return {"priority": ["high"] * len(delta)}
-        return {"reward" if self.fault == "clash" else "priority": delta.abs()}
+        names = {"clash": "reward", "later": "next_obs"}
+        return {names.get(self.fault, "priority"): delta.abs()}

@@ -16,7 +16,15 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from agents import Annotating, Bad, Counter, Cycle, cartpole_policy
+from agents import (
+    Annotating,
+    Bad,
+    BadState,
+    Counter,
+    Cycle,
+    Reassigning,
+    cartpole_policy,
+)
 from compare import assert_same
 from conftest import footprint, left_behind, wait_until
 from distributed import Client
@@ -263,8 +271,35 @@ def test_scalars_travel_with_the_announcement_and_need_no_pull(client: Client) -
         collector.publish(policy, epsilon=0.0)
         assert all((batch["action"] == 1).all() for batch in collector.rollout())
         assert collector.stats().pulls == 0
-        with pytest.raises(errors.ConfigError, match=r"epsilon='high'.*scalars are numbers"):
+        with pytest.raises(errors.ConfigError, match=r"epsilon='high'.*scalars are finite"):
             collector.publish(policy, epsilon="high")  # type: ignore[arg-type]
+        collector.publish(policy, epsilon=7)
+        with pytest.raises(
+            errors.PolicyError, match=r"epsilon=7\.0 was published; it is from 0 to"
+        ):
+            collector.rollout()
+
+
+def test_versions_that_cannot_be_compared_are_pulled(client: Client) -> None:
+    policy = cartpole_policy()
+    with cartpole(client, policy, sync=Divergence(0.1)) as collector:
+        collector.rollout()
+        with torch.no_grad():
+            next(policy.parameters()).fill_(float("inf"))  # its actions are NaN
+        collector.publish(policy)
+        with pytest.raises(errors.PolicyError):  # whoever had not pulled would act as before
+            collector.rollout()
+
+
+def test_a_temperature_that_divides_by_zero_is_refused_where_it_is_published(
+    client: Client,
+) -> None:
+    policy = EpsilonGreedy(nn.Linear(4, 2))
+    with cartpole(client, policy, sync=Divergence(0.1)) as collector:
+        collector.rollout()
+        with pytest.raises(errors.ConfigError, match=r"temperature=0\.0 was published"):
+            collector.publish(policy, temperature=0)
+        collector.rollout()
 
 
 def test_a_burst_of_versions_faster_than_anyone_pulls_stops_nothing(client: Client) -> None:
@@ -482,6 +517,94 @@ def test_a_faulty_policy_is_an_error_with_its_place(
     assert collector.closed
     with pytest.raises(errors.ClosedError, match="after PolicyError"):
         collector.rollout()
+
+
+def test_a_policy_whose_state_cannot_be_made_is_refused_before_anything_runs(
+    client: Client,
+) -> None:
+    with pytest.raises(errors.PolicyError, match=r"raised ValueError in initial_state\(\d\)"):
+        cartpole(client, BadState("raise"))
+
+
+def test_a_policy_may_make_its_tensors_anew_while_it_acts(client: Client) -> None:
+    policy = Reassigning()
+    with cartpole(client, policy, restarts=clusterenv.Restarts(0)) as collector:
+        for version in range(4):
+            assert {batch.policy_version for batch in collector.rollout()} == {version}
+            policy = changed(policy, 0.1)
+            collector.publish(policy)
+
+
+def test_a_policy_that_remembers_what_it_computed_can_be_sent(client: Client) -> None:
+    """Torch does not copy such tensors, but pickles them."""
+    policy = cartpole_policy()
+    policy.last = policy.module(torch.zeros(1, 4))
+    with cartpole(client, policy) as collector:
+        assert collector.rollout()
+
+
+def test_a_fault_after_the_shards_were_placed_leaves_no_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*args: Any, **options: Any) -> None:
+        raise MemoryError("no room for another copy")
+
+    before = footprint()
+    monkeypatch.setattr("clusterenv.collector.Publisher", fails)
+    with pytest.raises(MemoryError):
+        clusterenv.Collector("CartPole-v1", cartpole_policy(), num_envs=2, horizon=8, shards=1)
+    assert wait_until(lambda: not left_behind(before)), left_behind(before)
+
+
+@pytest.mark.parametrize("how", ["rollout", "iterate"])
+def test_close_wakes_those_that_wait(client: Client, how: str) -> None:
+    collector = clusterenv.Collector(
+        Slow, Cycle(2), num_envs=2, horizon=10_000, shards=2, cluster=client
+    )
+    caught: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            collector.rollout() if how == "rollout" else next(iter(collector))
+        except errors.ClosedError as error:
+            caught.append(error)
+
+    threads = [threading.Thread(target=wait) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    intake = collector._intake
+    assert wait_until(lambda: intake.streaming or intake._awaited)  # they have asked for batches
+    collector.close()
+    for thread in threads:
+        thread.join(10)
+    assert len(caught) == 2
+
+
+def test_without_a_seed_every_shard_draws_numbers_of_its_own(client: Client) -> None:
+    """On workers that are forked from one process, and in the next collector too."""
+    drawn = []
+    policy = Categorical(nn.Linear(4, 2))
+    for _ in range(2):
+        options = {"num_envs": 8, "horizon": 64, "shards": 2}
+        with clusterenv.Collector("CartPole-v1", policy, **options) as collector:
+            drawn += [batch["action"].tobytes() for batch in collector.rollout()]
+    assert len(set(drawn)) == 4
+
+
+def test_a_reader_that_never_waits_sees_the_error_that_ends_the_run(client: Client) -> None:
+    collector = cartpole(client, Bad("raise", after=20))
+    batches = iter(collector)
+
+    def fails() -> bool:
+        try:
+            while collector.ready:
+                next(batches)
+        except errors.PolicyError:
+            return True
+        return False
+
+    next(batches)
+    assert wait_until(fails)
 
 
 def test_an_environment_that_raises_is_named(client: Client) -> None:

@@ -14,6 +14,7 @@ import dask
 import numpy as np
 import psutil
 import pytest
+import torch
 from distributed import Client
 
 import clusterenv
@@ -25,8 +26,9 @@ def ancestors() -> list[str]:
     return [" ".join(parent.cmdline()) for parent in psutil.Process().parents()]
 
 
-def draws() -> tuple[float, float]:
-    return np.random.random(), random.random()  # noqa: NPY002  # what old environments use
+def draws() -> tuple[float, ...]:
+    old = np.random.random()  # noqa: NPY002  # what old environments use
+    return old, random.random(), float(torch.rand(()))
 
 
 def test_workers_share_imports_and_no_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,12 +46,13 @@ def test_workers_share_imports_and_no_random_numbers(monkeypatch: pytest.MonkeyP
 FORKS = """
 import os
 import numpy as np
+import torch
 import clusterenv.forked
-np.random.random()  # whatever is imported may have drawn
+np.random.random(), torch.rand(())  # whatever is imported may have drawn
 for _ in range(2):
     child = os.fork()
     if child == 0:
-        print(np.random.random(), flush=True)
+        print(np.random.random(), torch.rand(()).item(), flush=True)
         os._exit(0)
     os.waitpid(child, 0)
 """
@@ -57,8 +60,8 @@ for _ in range(2):
 
 def test_what_is_forked_draws_numbers_of_its_own() -> None:
     done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True)
-    first, second = done.stdout.split()
-    assert first != second
+    first, second = (line.split() for line in done.stdout.splitlines())
+    assert not set(first) & set(second)
 
 
 def test_a_setting_turns_it_off() -> None:

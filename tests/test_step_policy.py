@@ -30,6 +30,13 @@ def nudge(policy: Any, by: float) -> None:
             parameter.add_(by * torch.randn_like(parameter))
 
 
+def log_probs(policy: Any, obs: Any, info: Any) -> Any:
+    """Return what a categorical policy gives to the actions that were chosen."""
+    with torch.no_grad():
+        net = torch.distributions.Categorical(logits=policy.module(torch.from_numpy(obs)))
+        return net.log_prob(torch.from_numpy(info["action"])).numpy()
+
+
 @pytest.mark.parametrize("shards", [1, 2, 3])
 def test_the_five_values_are_those_of_the_chosen_actions(client: Client, shards: int) -> None:
     ours = clusterenv.make_vec(World, 7, shards=shards, cluster=client)
@@ -52,11 +59,8 @@ def test_log_probabilities_are_of_the_version_that_acted(client: Client) -> None
         obs, _ = envs.reset(seed=1)
         for version in range(4):
             following, *_, info = envs.step(policy)
-            with torch.no_grad():
-                net = torch.distributions.Categorical(logits=policy.module(torch.from_numpy(obs)))
-                expected = net.log_prob(torch.from_numpy(info["action"])).numpy()
             assert info["policy_version"].tolist() == [version] * 5
-            assert np.allclose(info["log_prob"], expected, atol=1e-5)
+            assert np.allclose(info["log_prob"], log_probs(policy, obs, info), atol=1e-5)
             nudge(policy, 0.3)
             obs = following
 
@@ -136,15 +140,18 @@ def test_a_policy_that_raises_is_shown_with_its_traceback(client: Client) -> Non
         with pytest.raises(errors.PolicyError) as caught:
             envs.step(Forgetful())
     said = str(caught.value)
-    assert "raised KeyError on environments 0–1: 'missing'" in said.splitlines()[0]
+    assert (
+        "raised KeyError on environments 0–1 at step 0 of the shard: 'missing'"
+        in said.splitlines()[0]
+    )
     assert 'context.state["missing"]' in said
 
 
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("nan", "log_prob is nan for environment 1"),
-        ("column", r"'value' has shape \(3,\)"),
+        ("nan", "log_prob is nan for environment 1 at step 0 of the shard"),
+        ("column", r"'value' on environments 0–1 at step 0 of the shard has shape \(3,\)"),
         ("tensor", r"Bad.act\(\) returned a Tensor on environments 0–1"),
     ],
 )
@@ -189,12 +196,91 @@ def test_tensors_in_new_memory_are_a_new_version(client: Client) -> None:
         assert envs.step(policy)[4]["policy_version"].tolist() == [1, 1]
 
 
-def test_a_copy_of_the_policy_is_a_new_version(client: Client) -> None:
+def test_a_copy_is_a_new_version_once_its_numbers_are_others(client: Client) -> None:
     policy = cartpole_policy()
     with clusterenv.make_vec("CartPole-v1", 2, shards=1, cluster=client) as envs:
         envs.reset(seed=1)
         envs.step(policy)
-        assert envs.step(copy.deepcopy(policy))[4]["policy_version"].tolist() == [1, 1]
+        policy = copy.deepcopy(policy)
+        assert envs.step(policy)[4]["policy_version"].tolist() == [0, 0]
+        nudge(policy, 0.1)
+        assert envs.step(policy)[4]["policy_version"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("way", ["fused", "foreach", "data"])
+def test_whatever_changes_the_numbers_is_noticed(client: Client, way: str) -> None:
+    """Torch does not count what fused optimisers do, nor what goes through .data."""
+    policy = cartpole_policy()
+    with clusterenv.make_vec("CartPole-v1", 2, shards=1, cluster=client) as envs:
+        obs, _ = envs.reset(seed=1)
+        for version in range(3):
+            following, *_, info = envs.step(policy)
+            assert np.allclose(info["log_prob"], log_probs(policy, obs, info), atol=1e-5)
+            assert info["policy_version"].tolist() == [version] * 2
+            if way == "data":
+                for parameter in policy.parameters():
+                    parameter.data.add_(0.5 * torch.randn_like(parameter))
+            else:
+                optimizer = torch.optim.Adam(policy.parameters(), 0.5, **{way: True})
+                policy.module(torch.from_numpy(following)).square().sum().backward()
+                optimizer.step()
+            obs = following
+
+
+def test_a_policy_that_has_become_nan_is_refused_every_time(client: Client) -> None:
+    policy = cartpole_policy()
+    with clusterenv.make_vec("CartPole-v1", 2, shards=1, cluster=client) as envs:
+        envs.reset(seed=1)
+        envs.step(policy)
+        with torch.no_grad():
+            next(policy.parameters())[0] = torch.nan
+        for _ in range(2):
+            with pytest.raises(errors.ConfigError, match="holds NaN"):
+                envs.step(policy)
+
+
+def test_what_a_policy_draws_repeats_with_the_seed_and_differs_between_shards(
+    client: Client,
+) -> None:
+    policy = clusterenv.policies.Categorical(AnyAction())
+    policy.module.logits.requires_grad_(False)
+    drawn = []
+    with clusterenv.make_vec("LunarLander-v3", 8, shards=2, cluster=client) as envs:
+        for seed in (2**70, 2**70, 2):
+            envs.reset(seed=seed)
+            drawn.append(np.stack([envs.step(policy)[4]["action"] for _ in range(20)]))
+    assert_same(drawn[0], drawn[1])
+    assert (drawn[0] != drawn[2]).any()
+    assert (drawn[0][:, :4] != drawn[0][:, 4:]).any()
+
+
+@pytest.mark.parametrize("mode", list(gym.vector.AutoresetMode)[:2])
+@pytest.mark.parametrize("other", ["step", "send"])
+def test_recurrent_state_begins_with_an_episode_that_others_steps_began(
+    client: Client, mode: Any, other: str
+) -> None:
+    with clusterenv.make_vec(
+        "CartPole-v1", 4, shards=2, cluster=client, autoreset_mode=mode
+    ) as envs:
+        envs.reset(seed=1)
+        same = mode is gym.vector.AutoresetMode.SAME_STEP
+        over, count = np.zeros(4, bool), np.zeros(4)
+        for k in range(60):
+            if k % 3:
+                _, _, terminated, truncated, info = envs.step(Counter())
+                assert info["value"][~over].tolist() == count[~over].tolist()
+                count += 1
+            elif other == "step":
+                _, _, terminated, truncated, _ = envs.step([0] * 4)
+            else:
+                envs.send(np.zeros(4, int), np.arange(4))
+                terminated, truncated = np.zeros(4, bool), np.zeros(4, bool)
+                for _ in range(2):
+                    _, _, *flags, info = envs.recv()
+                    terminated[info["env_id"]], truncated[info["env_id"]] = flags
+            ended = terminated | truncated
+            count[ended if same else over] = 0
+            over = np.zeros(4, bool) if same else ended & ~over
 
 
 class AnyAction(nn.Module):
@@ -224,7 +310,7 @@ def test_masks_are_never_violated(client: Client, mode: Any, way: str, final: bo
         envs.sync = Divergence(10.0)
         _, info = envs.reset(seed=1)
         envs.step(1 + np.arange(3))  # masks given with other steps count too
-        for _ in range(20):
+        for _ in range(80):  # until nothing is left of the probe's first observations
             nudge(policy, 0.1)
             info = envs.step(policy)[4]
             assert info["policy_version"].tolist() == [0] * 3
@@ -236,5 +322,7 @@ def test_masks_are_never_violated(client: Client, mode: Any, way: str, final: bo
 def test_a_forbidden_action_is_reported(client: Client, way: str) -> None:
     with clusterenv.make_vec(Masked, 3, shards=1, cluster=client, way=way) as envs:
         envs.reset(seed=[0, 4, 1])  # the policy chooses 0
-        with pytest.raises(errors.PolicyError, match=r"action 0 for environment 2, which its mask"):
+        with pytest.raises(
+            errors.PolicyError, match=r"action 0 for environment 2 at step 0 .* which its mask"
+        ):
             envs.step(Bad("none"))

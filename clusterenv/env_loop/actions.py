@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from clusterenv.env_loop.faults import PolicyFault
+from clusterenv.env_loop.faults import PolicyFault, as_array
 from clusterenv.schema import Column, Layout
 
 __all__ = ["ActionCheck"]
@@ -70,28 +70,40 @@ class ActionCheck:
                 row = int(some.to(torch.uint8).argmin())
                 raise PolicyFault(f"the action mask allows nothing to {where(row)}")
 
-    def __call__(self, action: Any, mask: Tensor | None, where: Callable[[int], str]) -> Column:
-        """Return the actions as an array; ``where`` names the place of a row."""
+    def __call__(
+        self, action: Any, mask: Tensor | None, where: Callable[[int], str], place: str
+    ) -> Column:
+        """Return the actions as an array.
+
+        Parameters
+        ----------
+        where
+            Names the place of a row.
+        place
+            Names that of all rows.
+        """
         if not isinstance(action, Tensor):
-            raise PolicyFault(f"act() must return a tensor of actions, got {type(action).__name__}")
-        array = action.numpy()
+            raise PolicyFault(
+                f"act() must return a tensor of actions, got a {type(action).__name__} on {place}"
+            )
+        array = as_array(action, f"actions on {place}")
         if array.shape != self._shape:
             raise PolicyFault(
-                f"the policy's actions have shape {array.shape}, expected {self._shape}: "
-                f"one of {self._space} for each environment"
+                f"the policy's actions on {place} have shape {array.shape}, expected "
+                f"{self._shape}: one of {self._space} for each environment"
             )
         if array.dtype is not self._dtype:
-            if self._dtype.kind != "f" and array.dtype.kind == "f":
+            if array.dtype.kind not in ("biuf" if self._dtype.kind == "f" else "biu"):
+                needs = "real numbers" if self._dtype.kind == "f" else "integers"
                 raise PolicyFault(
-                    f"the policy's actions are of dtype {array.dtype}, "
-                    f"but {self._space} needs integers"
+                    f"the policy's actions on {place} are of dtype {array.dtype}, "
+                    f"but {self._space} needs {needs}"
                 )
-            array = array.astype(self._dtype)
+            given, array = array, array.astype(self._dtype)
+            if self._dtype.kind != "f":
+                self._refuse(given, array == given, where)  # a large number may become a small one
         if self._low is not None and not self._within(array):
-            row = int(np.argwhere(~((array >= self._low) & (array <= self._high)))[0][0])
-            raise PolicyFault(
-                f"the policy chose {array[row]} for {where(row)}, outside {self._space}"
-            )
+            self._refuse(array, (array >= self._low) & (array <= self._high), where)
         if mask is not None:
             allowed = self._allowed(array, mask)
             if not allowed.all():
@@ -100,6 +112,14 @@ class ActionCheck:
                     f"the policy chose action {array[row]} for {where(row)}, which its mask forbids"
                 )
         return array
+
+    def _refuse(self, array: Column, right: Column, where: Callable[[int], str]) -> None:
+        """Raise with the first action that is not in the space, if there is one."""
+        if not right.all():
+            row = int(np.argwhere(~right)[0][0])
+            raise PolicyFault(
+                f"the policy chose {array[row]} for {where(row)}, outside {self._space}"
+            )
 
     def _allowed(self, array: Column, mask: Tensor) -> Column:
         """Return whose mask allows all of its action."""

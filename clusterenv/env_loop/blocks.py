@@ -11,12 +11,17 @@ from torch import Tensor
 from clusterenv.envs import Slot
 from clusterenv.schema import Column, Layout
 
-__all__ = ["GIVEN", "Block", "prepare", "room", "time_rows"]
+__all__ = ["GIVEN", "TAKEN", "Block", "prepare", "room", "time_rows"]
 
 Block = dict[str, Column]
 """Columns by name, each ``[time, envs, …]``."""
 GIVEN = ("reward", "terminated", "truncated")
 """What environments give with every step, besides observations."""
+TAKEN = {
+    *("obs", "next_obs", "action", "action_mask", *GIVEN),
+    *("env", "episode", "step", "version", "shard", "incarnation"),
+}
+"""Names of columns that rows have, or get where they are written: none for a policy's own."""
 
 
 def prepare(block: Block, layout: Layout, rows: int, n: int) -> list[Column]:
@@ -47,7 +52,9 @@ def time_rows(
 ) -> Iterator[tuple[int, list[Tensor], Slot]]:
     """Yield time rows, the observations to act on and where the step's result goes."""
     here, after = slice(span.start, span.stop), slice(span.start + 1, span.stop + 1)
-    tensors = zip(*(torch.from_numpy(column[here]).unbind(0) for column in obs), strict=True)
+    with torch.inference_mode(False):  # so that torch counts whoever changes them
+        views = [torch.from_numpy(column[here]).unbind(0) for column in obs]
+    tensors = zip(*views, strict=True)
     following = zip(*(column[after] for column in obs), strict=True)
     flags = (block[name][here] for name in GIVEN)
     for t, current, beyond, *flag in zip(span, tensors, following, *flags, strict=True):

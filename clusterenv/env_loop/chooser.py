@@ -12,19 +12,16 @@ import torch
 from torch import Tensor
 
 from clusterenv.env_loop.actions import ActionCheck
-from clusterenv.env_loop.blocks import GIVEN, Block, room
+from clusterenv.env_loop.blocks import TAKEN, Block, room
 from clusterenv.env_loop.decisions import ExtrasCheck, ask
+from clusterenv.env_loop.faults import PolicyFault
 from clusterenv.env_loop.masks import InfoMask, opened
+from clusterenv.env_loop.states import initial_state
 from clusterenv.envs import EnvDescription
 from clusterenv.policies.base import Context, Policy
 from clusterenv.schema import Column, Layout
 
 __all__ = ["Acting", "Chooser", "Interrupted", "StepOf"]
-
-_TAKEN = {
-    *("obs", "next_obs", "action", "action_mask", *GIVEN),
-    *("env", "episode", "step", "version", "shard", "incarnation"),
-}
 
 StepOf = Callable[[int, int], str]
 """Says, for a message, which step an environment is at, given its row and the time row."""
@@ -62,12 +59,12 @@ class Chooser:
         self.mask = InfoMask(len(envs))
         self.dead = np.zeros(len(envs), np.bool_)
         """Environments whose next step only resets them."""
-        self.state = policy.initial_state(len(envs))
+        self.state = initial_state(policy, len(envs))
         self._policy = policy
         self._layout = Layout(about.observation_space)
         self._masks_in_obs = ("action_mask",) in [leaf.path for leaf in self._layout.leaves]
         self._check = ActionCheck(about.action_space, len(envs))
-        self._extras = ExtrasCheck(len(envs), _TAKEN)
+        self._extras = ExtrasCheck(len(envs), TAKEN)
         self._which = f"environments {envs[0]}–{envs[-1]}"
         self._envs = envs
         self._env_tensor = torch.from_numpy(envs.astype(np.int64))
@@ -113,7 +110,6 @@ class Chooser:
         """
         if self.interrupted:
             raise Interrupted
-        self.steps += 1
         if self._between is not None:
             self._switch(self._between())
 
@@ -126,18 +122,25 @@ class Chooser:
             mask = self._current_mask(obs)
             self._check.check_mask(mask, where)
             context = replace(context, mask=mask)
-        decision = ask(self._policy, obs, context, f"{self._which} at time row {t}")
-        action = self._check(decision.action, mask, where)
+        changes = _changes(current)
+        place = f"{self._which} at step {self.steps} of the shard"
+        decision = ask(self._policy, obs, context, place)
+        if _changes(current) != changes:
+            raise PolicyFault(
+                f"{type(self._policy).__name__}.act() changed its observations of {place}, which "
+                "are the rows of the trajectory: work on a copy, obs.clone(), and without "
+                "inplace=True in the first layer"
+            )
+        action = self._check(decision.action, mask, where, place)
         room(block, "action", action, rows)[t] = action
-        for name, values in self._extras(decision.extras).items():
+        for name, values in self._extras(decision.extras, place).items():
             room(block, name, values, rows)[t] = values
         allowed = self.mask.value
         if allowed is not None:
-            if "action_mask" not in block:  # until now nothing was forbidden
-                block["action_mask"] = np.ones((rows, *allowed.shape), np.bool_)
-            block["action_mask"][t] = allowed
+            room(block, "action_mask", allowed, rows)[t] = allowed
         if decision.state:
             self._keep({name: tensor.clone() for name, tensor in decision.state.items()})
+        self.steps += 1
         return action
 
     def act_again(
@@ -187,7 +190,7 @@ class Chooser:
         """Give environments that begin an episode their initial recurrent state."""
         if which.any():
             at = torch.from_numpy(np.flatnonzero(which))
-            for name, tensor in self._policy.initial_state(len(at)).items():
+            for name, tensor in initial_state(self._policy, len(at)).items():
                 self.state[name][at] = tensor
 
     def _keep(self, state: dict[str, Tensor]) -> None:
@@ -205,3 +208,8 @@ class Chooser:
             return opened(torch.from_numpy(given), self.dead)
         mask: Tensor = obs["action_mask"]
         return opened(mask.to(torch.bool), self.dead)
+
+
+def _changes(tensors: list[Tensor]) -> list[int]:
+    """Return how often each was changed in place; of some, torch keeps no count."""
+    return [tensor._version for tensor in tensors if not tensor.is_inference()]

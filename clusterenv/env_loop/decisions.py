@@ -8,12 +8,16 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from clusterenv.env_loop.faults import PolicyFault
+from clusterenv.env_loop.blocks import TAKEN
+from clusterenv.env_loop.faults import PolicyFault, as_array
+from clusterenv.env_loop.states import check_state
 from clusterenv.fragment import Fragment
 from clusterenv.policies.base import Context, Decision, Policy
 from clusterenv.schema import Column
 
 __all__ = ["ExtrasCheck", "annotate", "ask", "check_log_prob"]
+
+_PREFIXES = ("obs.", "next_obs.", "state.")
 
 
 def ask(policy: Policy, obs: Any, context: Context, where: str) -> Decision:
@@ -26,7 +30,7 @@ def ask(policy: Policy, obs: Any, context: Context, where: str) -> Decision:
     """
     try:
         decision = policy.act(obs, context)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PolicyFault(
             f"the policy raised {type(error).__name__} on {where}: {error}"
         ) from error
@@ -35,6 +39,7 @@ def ask(policy: Policy, obs: Any, context: Context, where: str) -> Decision:
             f"{type(policy).__name__}.act() returned a {type(decision).__name__} on {where}: it "
             "must return clusterenv.policies.Decision(action, {'log_prob': …})"
         )
+    check_state(decision.state, context.state, where)
     return decision
 
 
@@ -54,8 +59,8 @@ class ExtrasCheck:
         self._taken = taken
         self._kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] | None = None
 
-    def __call__(self, extras: Mapping[str, Tensor]) -> dict[str, Column]:
-        """Return the columns.
+    def __call__(self, extras: Mapping[str, Tensor], place: str) -> dict[str, Column]:
+        """Return the columns; ``place`` says where, if they are wrong.
 
         Raises
         ------
@@ -63,36 +68,41 @@ class ExtrasCheck:
             If one is no tensor with a row for each environment, has a name that is taken, or is
             not as at the first step.
         """
+        if not isinstance(extras, Mapping):
+            raise PolicyFault(
+                f"the policy's extras on {place} are a {type(extras).__name__}; expected tensors "
+                "by name: Decision(action, {'log_prob': …})"
+            )
         columns = {}
         for name, tensor in extras.items():
             if not isinstance(tensor, Tensor):
                 raise PolicyFault(
-                    f"the policy's {name!r} is a {type(tensor).__name__}; expected a tensor with a "
-                    f"row for each of the {self._n} environments"
+                    f"the policy's {name!r} on {place} is a {type(tensor).__name__}; expected a "
+                    f"tensor with a row for each of the {self._n} environments"
                 )
-            columns[name] = tensor.numpy()
+            columns[name] = as_array(tensor, f"{name!r} on {place}")
         kinds = {name: (column.dtype, column.shape) for name, column in columns.items()}
         if kinds != self._kinds:
-            self._settle(kinds)
+            self._settle(kinds, place)
         return columns
 
-    def _settle(self, kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]]) -> None:
+    def _settle(self, kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]], place: str) -> None:
         for name, (_, shape) in kinds.items():
-            if name in self._taken or name.startswith(("obs.", "next_obs.", "state.")):
+            if name in self._taken or name.startswith(_PREFIXES):
                 raise PolicyFault(
                     f"the policy's extra {name!r} has the name of a column that is there already; "
                     "call it something else"
                 )
             if shape[:1] != (self._n,):
                 raise PolicyFault(
-                    f"the policy's {name!r} has shape {shape}; expected a row for each of "
-                    f"the {self._n} environments"
+                    f"the policy's {name!r} on {place} has shape {shape}; expected a row for each "
+                    f"of the {self._n} environments"
                 )
         if self._kinds is not None:
             name = next(k for k in {**self._kinds, **kinds} if self._kinds.get(k) != kinds.get(k))
             raise PolicyFault(
-                f"the policy's extra {name!r} was {_say(self._kinds.get(name))} and is now "
-                f"{_say(kinds.get(name))}; it must be the same at every step"
+                f"the policy's extra {name!r} was {_say(self._kinds.get(name))} and is now, on "
+                f"{place}, {_say(kinds.get(name))}; it must be the same at every step"
             )
         self._kinds = kinds
 
@@ -120,10 +130,10 @@ def annotate(fragment: Fragment, policy: Policy) -> None:
             f"{envs.min()}–{envs.max()}: {error}"
         ) from error
     for name, column in given.items():
-        if name in fragment.columns:
+        if name in fragment.columns or name in TAKEN or name.startswith(_PREFIXES):
             raise PolicyFault(
-                f"annotate() returned {name!r}, which the fragment has already; there are "
-                f"{', '.join(fragment.columns)}"
+                f"annotate() returned {name!r}, which is the name of a column that is there "
+                f"already, or comes later; the fragment has {', '.join(fragment.columns)}"
             )
         if column.shape[:1] != (rows,) or column.dtype.kind not in "biuf":
             raise PolicyFault(

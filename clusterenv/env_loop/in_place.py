@@ -89,7 +89,7 @@ class InPlace(Filler):
                 self._mend(self._mender, fault, action, slot, place)
             else:
                 if infos:
-                    self._note(infos, t, None, finals)
+                    self._note(infos, t, None, finals, terminated[t] | truncated[t])
                 if self._guard is not None and not self._guard.passes(slot):
                     if self._mender is None:
                         raise self._guard.fault(slot, n)
@@ -128,9 +128,16 @@ class InPlace(Filler):
             self._layout.write(columns, 0, value)
             self._guard.check_value(columns)
 
-    def _note(self, infos: Any, t: int, rows: Sequence[int] | None, finals: dict[int, Any]) -> None:
+    def _note(
+        self,
+        infos: Any,
+        t: int,
+        rows: Sequence[int] | None,
+        finals: dict[int, Any],
+        began: npt.NDArray[np.bool_] | None = None,
+    ) -> None:
         """Take from the infos of a step, of ``rows`` or of all, what belongs to the fragment."""
-        self._chooser.mask.note(infos, rows)
+        self._chooser.mask.note(infos, rows, began)
         if "final_obs" in infos:
             at, values = infos["final_obs"]
             where = at if rows is None else np.asarray(rows)[at]
@@ -160,7 +167,9 @@ class InPlace(Filler):
                 )
                 fault.__cause__ = cause
             elif fault.infos:
-                self._note(pack(fault.infos), t, None, place.finals)
+                done = np.setdiff1d(np.arange(self._n), [fault.env, *fault.left])
+                began = self._ended(slot, done)
+                self._note(pack(fault.infos), t, None, place.finals, began)
             row, rows = fault.env, fault.left
             if fault.doing == "reset":
                 self._rebuild(mender, fault, action, slot.obs, t)
@@ -180,7 +189,7 @@ class InPlace(Filler):
                 try:
                     infos = self._engine.step([action[rows]], slot, rows)
                     if infos:
-                        self._note(infos, t, rows, place.finals)
+                        self._note(infos, t, rows, place.finals, self._ended(slot, rows))
                 except EnvRaised as another:
                     fault = another
 
@@ -188,7 +197,14 @@ class InPlace(Filler):
         self, mender: Mender, fault: EnvRaised, action: Column, obs: list[Column], cut_at: int
     ) -> None:
         info = mender.rebuild(fault, action[fault.env], obs, cut_at)
-        self._chooser.mask.note(pack([(fault.env, info)]) if info else None)
+        began = np.arange(self._n) == fault.env
+        self._chooser.mask.note(pack([(fault.env, info)]) if info else None, began=began)
+
+    def _ended(self, slot: Slot, rows: Any) -> npt.NDArray[np.bool_]:
+        """Return whose episode has ended, of those in ``rows``."""
+        ended = np.zeros(self._n, np.bool_)
+        ended[rows] = slot.terminated[rows] | slot.truncated[rows]
+        return ended
 
     def _cut(self, row: int, place: _Place) -> int:
         """End the episode of an environment with its last good step; return when that was."""

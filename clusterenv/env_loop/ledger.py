@@ -173,7 +173,9 @@ def choose_tracks(waiting: Bools, horizon: int) -> tuple[Ints, Ints]:
     number = np.arange(len(env)) - np.repeat(np.cumsum(whole) - whole, whole)
     first = (np.cumsum(counts) - counts)[env] + number * horizon
     began = at[first] - env * window
-    chosen = np.sort(np.argsort(began, kind="stable")[:n])
+    # Of two that began at the same time, the one that is its environment's first.
+    order = began * (int(whole.max()) + 1) + number
+    chosen = np.sort(np.argsort(order, kind="stable")[:n])
     env, first = env[chosen], first[chosen]
     times = at[first + np.arange(horizon)[:, None]]
     times -= env * window

@@ -38,7 +38,14 @@ _SPARE = 4  # blocks that are kept for the next fragments
 
 def check_spaces(observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
     """Raise unless trajectories of these spaces have a tensor form."""
+    names = set()
     for leaf in Layout(observation_space).leaves:
+        if leaf.name("obs") in names:
+            raise ConfigError(
+                f"two parts of the observation would both be the column {leaf.name('obs')}; "
+                "rename a key of the Dict space with a wrapper"
+            )
+        names.add(leaf.name("obs"))
         if not leaf.is_array:
             raise ConfigError(
                 f"{leaf.name('obs')} has no tensor form; leave it out with a wrapper: "
@@ -93,6 +100,7 @@ class EnvLoop:
         guard = None if faults is None else Guard(about.observation_space, faults.bounds)
         slot = Slot.empty(Layout(about.observation_space), engine.num_envs)
         self._chooser.mask.note(engine.reset(slot, list(seeds), None, None))
+        self._chooser.mask.settled = True
         self._filler: Filler
         if about.autoreset_mode is AutoresetMode.SAME_STEP:
             mender = None

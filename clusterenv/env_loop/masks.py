@@ -23,6 +23,8 @@ class InfoMask:
         self._n = n
         self._value: Column | None = None
         self._fault = ""
+        self.settled = False
+        """Whether none may come any more, if none has come: rows have the same columns always."""
 
     @property
     def value(self) -> Column | None:
@@ -37,8 +39,21 @@ class InfoMask:
             raise PolicyFault(self._fault)
         return self._value
 
-    def note(self, infos: Any, rows: Sequence[int] | None = None) -> None:
-        """Remember the masks in an engine's infos, which are of ``rows`` or of all."""
+    def note(
+        self,
+        infos: Any,
+        rows: Sequence[int] | None = None,
+        began: npt.NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Remember the masks in an engine's infos, which are of ``rows`` or of all.
+
+        Parameters
+        ----------
+        began
+            Environments that begin an episode: what they gave in the last one is forgotten.
+        """
+        if self._value is not None and began is not None:
+            self._value[began] = True
         if not infos or "action_mask" not in infos:
             return
         given = infos["action_mask"]
@@ -54,6 +69,11 @@ class InfoMask:
                 "zeros and ones, as long for every environment as there are actions"
             )
             return
+        if self._value is None and self.settled:
+            self._fault = (
+                "info['action_mask'] came with a step and with no reset before it; environments "
+                "that give masks give the first with reset(), so that all rows have the column"
+            )
         if self._value is None:  # an environment that says nothing forbids nothing
             self._value = np.ones((self._n, *mask.shape[1:]), np.bool_)
         self._value[at if rows is None else np.asarray(rows)[at]] = mask

@@ -56,7 +56,7 @@ class Recorded(Filler):
     def fragment(self, block: Block, fresh: bool) -> Fragment:
         recorder, horizon, n = self._recorder, self._horizon, self._n
         record = recorder.columns
-        left = [recorder.forget()] if fresh else []
+        books = [recorder.forget()] if fresh else []
         for span in recorder.spans(all_envs=fresh):
             t = span.start
             try:
@@ -70,8 +70,6 @@ class Recorded(Filler):
                 for column in self._obs:
                     column[0] = column[-1]
         tracks = recorder.take()
-        if fresh:
-            left.append(recorder.forget())
         flat = {name: column.reshape(-1, *column.shape[2:]) for name, column in record.items()}
         columns = {
             name: _gather(column, tracks.flat, block, name)
@@ -80,6 +78,9 @@ class Recorded(Filler):
         }
         over = (columns["terminated"] | columns["truncated"]).reshape(horizon, n)
         book = self._ledger.post_block(tracks.envs, columns["reward"].reshape(horizon, n), over)
+        books.append(book)
+        if fresh:  # only now: what is left behind came after these tracks
+            books.append(recorder.forget())
         columns["episode"], columns["step"] = book.episode.reshape(-1), book.step.reshape(-1)
         columns["env"] = np.tile(self._envs[tracks.envs], horizon)
         columns["version"] = recorder.versions[tracks.at].reshape(-1)
@@ -91,7 +92,6 @@ class Recorded(Filler):
             for name, column in record.items()
             if name.startswith("state.")
         }
-        books = [*left, book]
         return Fragment(
             columns,
             n,
@@ -100,7 +100,7 @@ class Recorded(Filler):
             state,
             [value for each in books for value in each.returns],
             [length for each in books for length in each.lengths],
-            sum(len(each.step) for each in left),
+            sum(len(each.step) for each in books if each is not book),
             block=block,
         )
 
@@ -113,15 +113,14 @@ class Recorded(Filler):
         action = chooser.act(current, recorder.columns, t, recorder.rows, self._step_of)
         recorder.versions[t] = chooser.version
         infos: Any = self._engine.step([action], slot, None)
-        if infos:
-            chooser.mask.note(infos)
+        chooser.mask.note(infos, began=chooser.dead)
         if chooser.state or chooser.masked:  # what acted in a dead step has not happened
             ended = (slot.terminated | slot.truncated) & ~chooser.dead
             chooser.reset_state(chooser.dead | ended)
             chooser.dead = ended
 
     def _step_of(self, row: int, t: int) -> str:
-        return f"{self._recorder.now} of the shard"
+        return f"{self._chooser.steps} of the shard"
 
     def _check_given(self, record: Block, span: range) -> None:
         """Raise if an environment broke its space in these time rows.

@@ -129,7 +129,7 @@ class EpsilonGreedy(Policy):
         temperature: float = 1.0,
     ) -> None:
         super().__init__()
-        if temperature <= 0:
+        if not temperature > 0:
             raise ConfigError(
                 f"temperature must be positive, got {temperature}: EpsilonGreedy(q, temperature=1)"
             )
@@ -137,7 +137,7 @@ class EpsilonGreedy(Policy):
         self.temperature = temperature
         self.epsilon = torch.as_tensor(epsilon, dtype=torch.float32)
         self.ladder = self.epsilon.ndim > 0
-        if bool(((self.epsilon < 0) | (self.epsilon > 1)).any()):
+        if not bool(((self.epsilon >= 0) & (self.epsilon <= 1)).all()):
             raise ConfigError(f"epsilon must be from 0 to 1, got {epsilon}")
 
     def act(self, obs: Any, context: Context) -> Decision:
@@ -155,6 +155,8 @@ class EpsilonGreedy(Policy):
 
     def _epsilon(self, context: Context) -> Tensor:
         published = context.scalars.get("epsilon")
+        if published is not None and not 0 <= published <= 1:
+            raise ValueError(f"epsilon={published} was published; it is from 0 to 1")
         if self.ladder:
             steps = self.epsilon[context.envs % len(self.epsilon)]
             return steps if published is None else steps * published
@@ -162,6 +164,8 @@ class EpsilonGreedy(Policy):
 
     def distribution(self, obs: Any, context: Context) -> Distribution:
         temperature = context.scalars.get("temperature", self.temperature)
+        if not temperature > 0:
+            raise ConfigError(f"temperature={temperature} was published; it is positive")
         values = masked(self.module(obs), context.mask)
         return CategoricalDistribution(logits=values / temperature, validate_args=False)
 

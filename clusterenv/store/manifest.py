@@ -82,10 +82,10 @@ def read_manifest(directory: Path) -> Manifest:
     except FileNotFoundError:
         if row_files(directory):
             raise StoreDamaged(damaged_manifest(directory, "is missing")) from None
-        raise StoreUnreadable(
-            f"{directory} holds no store: there is no {MANIFEST}; a store is written there by "
-            f"store.save({str(directory)!r})"
-        ) from None
+        below = sorted(str(found.parent) for found in directory.glob(f"*/{MANIFEST}"))
+        written = f"a store is written there by store.save({str(directory)!r})"
+        advice = f"there is one in {below[0]}" if below else f"there is no {MANIFEST}; {written}"
+        raise StoreUnreadable(f"{directory} holds no store: {advice}") from None
     except OSError as error:
         raise StoreUnreadable(f"{path} cannot be read: {error}") from error
     try:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch.distributions import Distribution, kl_divergence
 
 from clusterenv.schema import Column
@@ -19,12 +19,13 @@ def mean_divergence(local: Distribution, head: Distribution) -> float:
     """Return the mean over observations of ``KL(local ‖ head)``.
 
     Several action dimensions are summed, as they are one action; observations are averaged.
+    Versions that cannot be compared, which gives NaN, have diverged without limit.
     """
     divergence = kl_divergence(local, head)
     if divergence.ndim > 1:
         divergence = divergence.flatten(1).sum(1)
-    # Actions that neither version allows give inf - inf; they do not differ.
-    return float(torch.nan_to_num(divergence, nan=0.0, posinf=float("inf")).mean())
+    mean = float(divergence.mean())
+    return math.inf if math.isnan(mean) else mean
 
 
 class Probe:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import copy
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from clusterenv.channel import dumps, loads
+from clusterenv.lending import Lender
 from clusterenv.policies.base import Context, Policy
 from clusterenv.schema import Layout
 from clusterenv.sync.client import Announcement
 from clusterenv.sync.divergence import Probe, mean_divergence
 from clusterenv.sync.rules import SyncRule
-from clusterenv.sync.weights import Weights, check_numbers, lend, manifest_of, pack
+from clusterenv.sync.weights import Weights, check_numbers, holds, lend, manifest_of, pack, tensors
 
 __all__ = ["Publisher", "probe_size"]
 
@@ -58,7 +60,8 @@ class Publisher:
         shards: int,
         version: int = 0,
     ) -> None:
-        self._scratch = copy.deepcopy(policy).eval()
+        # Not copy.deepcopy: what travels to the workers can be pickled, and that is enough.
+        self._scratch: Policy = loads(dumps(policy)).eval()
         self._rule = rule
         self._layout = observations
         self._manifest = manifest_of(policy)
@@ -73,12 +76,26 @@ class Publisher:
         self._context: Context
         self._scalars: dict[str, float] = {}
         self._probed = 0
-        self._kept: dict[int, Weights] = {version: pack(policy, self._manifest, version)}
+        self._seen: tuple[Weights, dict[str, Tensor]] | None = None
+        self._lender = Lender()
+        first = pack(policy, self._manifest, version, self._lender)
+        self._kept: dict[int, Weights] = {version: first}
 
     @property
     def newest(self) -> Weights:
         """The weights of the newest version."""
         return self._kept[self.version]
+
+    def is_newest(self, policy: Policy) -> bool:
+        """Whether a policy has the numbers of the newest version.
+
+        They are compared, since torch does not count all changes: not those by fused optimisers,
+        nor those through ``.data``.
+        """
+        newest = self.newest
+        if self._seen is None or self._seen[0] is not newest:
+            self._seen = newest, tensors(self._manifest, newest)
+        return holds(policy, self._seen[1])
 
     def publish(self, policy: Policy, scalars: Mapping[str, float]) -> Announcement:
         """Take a new version and return what the shards are told of it.
@@ -89,8 +106,9 @@ class Publisher:
             If the policy is another one, or has become NaN.
         """
         check_numbers(policy, self.version)
-        weights = pack(policy, self._manifest, self.version + 1)
-        changed = not np.array_equal(weights.buffer, self.newest.buffer)
+        weights = pack(policy, self._manifest, self.version + 1, self._lender)
+        newest, before = (each.buffer.view(np.int64) for each in (weights, self.newest))
+        changed = not np.array_equal(newest, before)
         divergences: dict[int, float] = {}
         if self._rule.needs_divergence and len(self.probe):
             began = time.perf_counter()
@@ -110,7 +128,10 @@ class Publisher:
         with torch.inference_mode():
             becomes = self._evaluate(newest)
             found = {
+                # A shard may have got a version that was replaced while it was on its way.
                 version: mean_divergence(self._evaluate(self._kept[version]), becomes)
+                if version in self._kept
+                else math.inf
                 for version in {*self.in_use}
             }
         self._evaluated[newest.version] = becomes

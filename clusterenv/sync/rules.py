@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from clusterenv.errors import ConfigError
+from clusterenv.numeric import is_number, is_whole
 
 __all__ = ["Divergence", "Every", "EveryVersion", "Never", "SyncRule"]
 
@@ -47,7 +48,7 @@ class Every:
     needs_divergence: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.n, int) or self.n < 1:
+        if not is_whole(self.n) or self.n < 1:
             raise ConfigError(f"Every(n) needs an integer of at least 1, got {self.n!r}: Every(4)")
 
     def should_pull(self, lag: int, divergence: float | None) -> bool:
@@ -78,11 +79,11 @@ class Divergence:
     needs_divergence: bool = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.threshold, (int, float)) or not self.threshold >= 0:
+        if not is_number(self.threshold) or not self.threshold >= 0:
             raise ConfigError(
                 f"threshold must be a number, not below 0, got {self.threshold!r}: Divergence(0.05)"
             )
-        if self.max_lag is not None and (not isinstance(self.max_lag, int) or self.max_lag < 1):
+        if self.max_lag is not None and (not is_whole(self.max_lag) or self.max_lag < 1):
             raise ConfigError(
                 f"max_lag must be an integer, at least 1, got {self.max_lag!r}: "
                 "Divergence(0.05, max_lag=10)"

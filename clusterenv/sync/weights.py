@@ -14,16 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from clusterenv.errors import ConfigError
+from clusterenv.lending import Lender
 
 __all__ = [
     "Entry",
     "Manifest",
     "Weights",
     "check_numbers",
+    "holds",
     "lend",
     "load",
     "manifest_of",
     "pack",
+    "tensors",
 ]
 
 _ALIGN = 64
@@ -73,8 +76,8 @@ def manifest_of(module: nn.Module) -> Manifest:
     return Manifest(tuple(entries), offset)
 
 
-def pack(module: nn.Module, manifest: Manifest, version: int) -> Weights:
-    """Copy a module's tensors into one buffer.
+def pack(module: nn.Module, manifest: Manifest, version: int, lender: Lender) -> Weights:
+    """Copy a module's tensors into one buffer, of memory that a lender has.
 
     Raises
     ------
@@ -83,7 +86,7 @@ def pack(module: nn.Module, manifest: Manifest, version: int) -> Weights:
     """
     state = _state(module)
     check(manifest_of(module), manifest)
-    buffer = np.empty(manifest.nbytes, np.uint8)
+    buffer = lender.empty((manifest.nbytes,), np.dtype(np.uint8))
     with torch.no_grad():
         for entry, view in zip(manifest.entries, _views(manifest, buffer), strict=True):
             view.copy_(state[entry.name])
@@ -92,10 +95,25 @@ def pack(module: nn.Module, manifest: Manifest, version: int) -> Weights:
     return Weights(version, buffer)
 
 
+def tensors(manifest: Manifest, weights: Weights) -> dict[str, Tensor]:
+    """Return a buffer's tensors, without a copy."""
+    names = (entry.name for entry in manifest.entries)
+    return dict(zip(names, _views(manifest, weights.buffer), strict=True))
+
+
+def holds(module: nn.Module, given: Mapping[str, Tensor]) -> bool:
+    """Whether a module's tensors are those that are given, number for number."""
+    state = _state(module)
+    return state.keys() == given.keys() and all(
+        tensor.dtype == given[name].dtype and torch.equal(tensor.cpu(), given[name])
+        for name, tensor in state.items()
+    )
+
+
 def load(module: nn.Module, manifest: Manifest, weights: Weights) -> None:
     """Copy a buffer's tensors into a module."""
     state = _state(module)
-    with torch.no_grad():
+    with torch.inference_mode():  # a tensor that a policy has made while it acted needs that
         for entry, view in zip(manifest.entries, _views(manifest, weights.buffer), strict=True):
             state[entry.name].copy_(view)
 
@@ -106,9 +124,7 @@ def lend(module: nn.Module, manifest: Manifest, weights: Weights) -> None:
     The module's old tensors are let go of, so this is for modules that nobody else holds
     tensors of.
     """
-    names = (entry.name for entry in manifest.entries)
-    views = dict(zip(names, _views(manifest, weights.buffer), strict=True))
-    module.load_state_dict(views, strict=False, assign=True)
+    module.load_state_dict(tensors(manifest, weights), strict=False, assign=True)
 
 
 def check(given: Manifest, expected: Manifest) -> None:

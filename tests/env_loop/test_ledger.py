@@ -59,6 +59,13 @@ def test_the_tracks_that_began_first_are_chosen() -> None:
     assert times.T.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [2, 3, 4, 5]]
 
 
+def test_of_two_tracks_that_begin_together_an_environments_first_comes_first() -> None:
+    waiting = np.array([[True, False], [True, True]])
+    times, envs = choose_tracks(waiting, horizon=1)
+    assert envs.tolist() == [0, 1]
+    assert times.tolist() == [[0, 1]]
+
+
 @pytest.mark.parametrize("ends", [0.0, 0.05, 0.5, 1.0])
 @pytest.mark.parametrize("horizon", [1, 5, 16])
 def test_recorded_steps_come_out_once_and_in_order(ends: float, horizon: int) -> None:

@@ -8,17 +8,19 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from agents import Annotating, Bad, Counter, Cycle
+from agents import Annotating, Bad, BadState, Counter, Cycle, LearnedState
 from compare import assert_same
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from worlds import Masked, World
 
 from clusterenv.env_loop import Acting, EnvLoop, Interrupted
+from clusterenv.env_loop.actions import ActionCheck
 from clusterenv.env_loop.faults import PolicyFault
+from clusterenv.env_loop.loop import check_spaces
 from clusterenv.envs import Recipe, build
 from clusterenv.errors import ConfigError
 from clusterenv.policies import Categorical, Random
-from clusterenv.policies.base import Policy
+from clusterenv.policies.base import Decision, Policy
 
 N, HORIZON = 5, 16
 
@@ -123,6 +125,32 @@ def test_episodes_are_contiguous_and_no_dead_row_is_left(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ["gymnasium", "native", "envpool"])
+def test_fresh_fragments_count_the_steps_that_lie_between_them(engine: str) -> None:
+    """What is left out has happened all the same: episodes go on over it."""
+    if engine == "envpool":
+        pytest.importorskip("envpool")
+    loop = loop_of(Random(gym.spaces.Discrete(2), seed=3), "CartPole-v1", engine=engine)
+    last = dict.fromkeys(range(10, 10 + N), (-1, -1))
+    lengths: list[int] = []
+    dropped = 0
+    for _ in range(40):
+        fragment = loop.fragment(Acting(0, {}), fresh=True)
+        columns = fragment.columns
+        assert (np.abs(columns["obs"][columns["step"] == 0]) <= 0.05).all()  # as a reset gives it
+        assert columns["env"][:N].tolist() == list(range(10, 10 + N))
+        for env, *at in zip(
+            *(columns[k].tolist() for k in ("env", "episode", "step")), strict=True
+        ):
+            assert tuple(at) > last[env]
+            last[env] = tuple(at)
+        assert fragment.returns == fragment.lengths
+        lengths += fragment.lengths
+        dropped += fragment.dropped
+    assert min(lengths) >= 8  # no pole falls sooner
+    assert (dropped > 0) == (engine != "gymnasium")
+
+
+@pytest.mark.parametrize("engine", ["gymnasium", "native", "envpool"])
 def test_the_next_observation_is_the_row_below_except_at_the_tail(engine: str) -> None:
     if engine == "envpool":
         pytest.importorskip("envpool")
@@ -196,20 +224,31 @@ def test_the_end_of_an_episode_may_allow_nothing(way: str, mode: AutoresetMode) 
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("shape", r"shape \(1,\), expected \(5,\)"),
-        ("dtype", r"dtype float32, but Discrete\(2\) needs integers"),
+        ("shape", r"environments 10–14 at step 3 of the shard have shape \(1,\), expected \(5,\)"),
+        ("dtype", r"at step 3 of the shard are of dtype float32, but Discrete\(2\) needs integers"),
         ("range", r"chose 7 for environment 14 at step \d+ of its episode, outside Discrete\(2\)"),
         ("nan", r"log_prob is nan for environment 14 at step \d+ of its episode"),
-        ("raise", "raised ValueError on environments 10–14.*matrix is singular"),
-        ("column", r"'value' has shape \(6,\)"),
-        ("list", "must return a tensor of actions, got list"),
+        (
+            "raise",
+            "raised ValueError on environments 10–14 at step 3 of the shard: matrix is singular",
+        ),
+        ("column", r"'value' on environments 10–14 at step 3 of the shard has shape \(6,\)"),
+        ("list", "must return a tensor of actions, got a list on environments 10–14 at step 3"),
         ("tensor", r"Bad.act\(\) returned a Tensor on environments 10–14.*Decision\(action"),
         ("nothing", r"Bad.act\(\) returned a NoneType"),
-        ("number", "'value' is a float; expected a tensor with a row for each of the 5"),
-        ("gone", r"'log_prob' was float32 of shape \(5,\) and is now missing"),
-        ("double", "'log_prob' was float32 .* and is now float64"),
-        ("wide", r"'log_prob' was .* and is now float32 of shape \(5, 1\)"),
+        (
+            "number",
+            "'value' .* at step 3 of the shard is a float; expected a tensor with a row",
+        ),
+        ("gone", r"'log_prob' was float32 of shape \(5,\) and is now, .* at step 3 .*, missing"),
+        ("double", "'log_prob' was float32 .* and is now, .*, float64"),
+        ("wide", r"'log_prob' was .* and is now, .*, float32 of shape \(5, 1\)"),
         ("taken", "extra 'reward' has the name of a column that is there already"),
+        ("bfloat16", r"'log_prob' on .* are torch.bfloat16 on cpu, of which there is no array"),
+        ("half action", r"actions on .* are torch.bfloat16 on cpu, of which there is no array"),
+        ("extras", "extras on .* at step 3 of the shard are a list; expected tensors by name"),
+        ("exit", "raised SystemExit on environments 10–14"),
+        ("in place", r"Bad.act\(\) changed its observations of environments 10–14 at step 3"),
     ],
 )
 @pytest.mark.parametrize("engine", ["gymnasium", "native"])
@@ -220,6 +259,73 @@ def test_a_policy_that_returns_nonsense_is_named_with_env_and_step(
         message = message.replace("its episode", "the shard")
     with pytest.raises(PolicyFault, match=message):
         loop_of(Bad(fault), "CartPole-v1", engine=engine).fragment(Acting(0, {}))
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("raise", r"raised ValueError in initial_state\(5\): no such size"),
+        (
+            "lstm",
+            r"initial_state\(5\) returned {'h': torch.float32 of shape \(1, 5, 3\)}; .* row for",
+        ),
+        ("tuple", r"initial_state\(5\) returned a tuple"),
+        ("array", r"initial_state\(5\) returned {'h': a ndarray}"),
+        (
+            "rows",
+            r"after act\(\) on environments 10–14.* is {'h': .*\(1, 3\)}; it was {'h': .*\(5, 3\)",
+        ),
+        ("names", r"state after act\(\) .* is {'c': .*}; it was {'h': "),
+        ("list", r"state after act\(\) .* is a list"),
+    ],
+)
+def test_a_recurrent_state_that_is_none_is_shown_beside_a_right_one(
+    fault: str, message: str
+) -> None:
+    with pytest.raises(PolicyFault, match=message):
+        loop_of(BadState(fault), "CartPole-v1").fragment(Acting(0, {}))
+
+
+def test_no_state_may_be_none() -> None:
+    class Plain(Policy):
+        def act(self, obs: Any, context: Any) -> Decision:
+            return Decision(torch.zeros(len(obs), dtype=torch.int64), {}, None)  # type: ignore[arg-type]
+
+    assert not loop_of(Plain(), "CartPole-v1").fragment(Acting(0, {})).state
+
+
+def test_an_initial_state_that_is_a_parameter_stays_as_it_is() -> None:
+    policy = LearnedState()
+    columns = loop_of(policy, "CartPole-v1").fragment(Acting(0, {})).columns
+    assert policy.first.tolist() == [5.0, 5.0]
+    assert columns["value"].tolist() == (6.0 + columns["step"]).tolist()
+    assert columns["episode"].max() > 0
+
+
+@pytest.mark.parametrize(
+    ("space", "action", "said"),
+    [
+        (gym.spaces.MultiBinary(2), [[256, 0]], r"\[256   0\]"),
+        (gym.spaces.MultiDiscrete([3, 3], dtype=np.int8), [[257, 0]], r"\[257   0\]"),
+        (gym.spaces.Box(0, 200, (1,), np.uint8), [[300]], r"\[300\]"),
+        (gym.spaces.Box(0, 200, (1,), np.uint8), [[-200]], r"\[-200\]"),
+        (gym.spaces.Discrete(3, dtype=np.int32), [2**32 + 1], "4294967297"),
+    ],
+)
+def test_an_action_outside_the_space_is_not_made_small_enough(
+    space: Any, action: list[Any], said: str
+) -> None:
+    check = ActionCheck(space, 1)
+    with pytest.raises(PolicyFault, match=f"chose {said} for the one, outside"):
+        check(torch.tensor(action), None, lambda row: "the one", "all")
+    inside = torch.zeros_like(torch.tensor(action))
+    assert not check(inside, None, str, "all").any()
+
+
+def test_actions_are_real_numbers() -> None:
+    space = gym.spaces.Box(-1, 1, (1,))
+    with pytest.raises(PolicyFault, match=r"dtype complex64, but Box.* needs real numbers"):
+        ActionCheck(space, 1)(torch.zeros(1, 1, dtype=torch.complex64), None, str, "all")
 
 
 @pytest.mark.parametrize("engine", ["gymnasium", "native"])
@@ -238,7 +344,8 @@ def test_a_policy_annotates_whole_fragments(engine: str) -> None:
         ("raise", r"raised ValueError in annotate\(\) on environments 10–14: no such column"),
         ("length", r"'priority' of shape \(79,\).*each of the fragment's 80 rows"),
         ("dtype", "'priority' of shape .* and dtype <U4; expected numbers"),
-        ("clash", "returned 'reward', which the fragment has already; there are obs, reward"),
+        ("clash", "returned 'reward', which is the name of a column .* the fragment has obs, rew"),
+        ("later", "returned 'next_obs', which is the name of a column .* or comes later"),
     ],
 )
 def test_annotations_that_do_not_fit_are_named(fault: str, message: str) -> None:
@@ -282,6 +389,10 @@ def test_spaces_without_a_tensor_form_are_refused() -> None:
         loop_of(Cycle(), obs="text")
     with pytest.raises(ConfigError, match="a policy acts in one array"):
         loop_of(Cycle(), act="dict")
+    box = gym.spaces.Box(0, 1, (1,))
+    twice = gym.spaces.Dict({"a.b": box, "a": gym.spaces.Dict(b=box)})
+    with pytest.raises(ConfigError, match=r"two parts .* the column obs\.a\.b"):
+        check_spaces(twice, gym.spaces.Discrete(2))
 
 
 def test_a_stop_gives_up_the_fragment_in_hand() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
 
 from clusterenv.env_loop import Acting, EnvLoop
 from clusterenv.env_loop.actions import ActionCheck
@@ -18,6 +19,7 @@ from clusterenv.envs import build
 from clusterenv.envs.base import Recipe
 from clusterenv.infos import pack
 from clusterenv.policies import Categorical, Random
+from clusterenv.supervision import EnvFaults
 
 FORMS = {
     "list": [1, 0, 0],
@@ -65,18 +67,18 @@ def test_a_mask_of_several_choices_allows_each_by_itself(
     check.check_mask(mask, name)
     chosen = torch.tensor([[0, 1], action])
     if allowed:
-        assert check(chosen, mask, name).tolist() == chosen.tolist()
+        assert check(chosen, mask, name, "all").tolist() == chosen.tolist()
     else:
         with pytest.raises(PolicyFault, match="for environment 1, which its mask forbids"):
-            check(chosen, mask, name)
+            check(chosen, mask, name, "all")
 
 
 def test_choices_that_begin_elsewhere_have_masks_that_begin_at_the_first() -> None:
     check = ActionCheck(spaces.Discrete(3, start=5), 1)
     mask = torch.tensor([[False, True, False]])
-    assert check(torch.tensor([6]), mask, name).tolist() == [6]
+    assert check(torch.tensor([6]), mask, name, "all").tolist() == [6]
     with pytest.raises(PolicyFault, match="which its mask forbids"):
-        check(torch.tensor([5]), mask, name)
+        check(torch.tensor([5]), mask, name, "all")
 
 
 @pytest.mark.parametrize(
@@ -119,7 +121,9 @@ def test_random_keeps_to_masks_of_any_choices(space: Any) -> None:
     assert (actions == only).all()
 
 
-def test_rows_before_the_first_mask_say_that_all_was_allowed() -> None:
+def test_masks_that_begin_with_a_step_are_refused() -> None:
+    """Some batches would have a column that others have not."""
+
     class Late(gym.Env[Any, Any]):
         observation_space = spaces.Box(0, 1, (1,))
         action_space = spaces.Discrete(3)
@@ -135,6 +139,60 @@ def test_rows_before_the_first_mask_say_that_all_was_allowed() -> None:
 
     policy = Categorical(torch.nn.Linear(1, 3))
     loop = EnvLoop(build(Recipe(Late), 0, 2), policy, 0, 6, [None] * 2)
-    mask = loop.fragment(Acting(0, {})).columns["action_mask"].reshape(6, 2, 3)
-    assert mask[:3].all()
-    assert mask[3:].tolist() == [[[False, True, False]] * 2] * 3
+    with pytest.raises(PolicyFault, match=r"came with a step.* give the first with reset\(\)"):
+        loop.fragment(Acting(0, {}))
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
+def test_a_mask_does_not_outlive_its_episode(mode: AutoresetMode) -> None:
+    """Who gives none with a later reset forbids nothing."""
+
+    class Sometimes(gym.Env[Any, Any]):
+        observation_space = spaces.Box(0, 1, (1,))
+        action_space = spaces.Discrete(3)
+        episodes = 0
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            self.t, self.episodes = 0, self.episodes + 1
+            return np.zeros(1, np.float32), {"action_mask": [0, 1, 0]} if self.episodes == 1 else {}
+
+        def step(self, action: Any) -> Any:
+            self.t += 1
+            info = {"action_mask": [0, 1, 0]} if self.t >= 2 else {}
+            return np.zeros(1, np.float32), 0.0, self.t == 4, False, info
+
+    recipe = Recipe(Sometimes, autoreset_mode=mode)
+    loop = EnvLoop(build(recipe, 0, 2), Categorical(torch.nn.Linear(1, 3)), 0, 12, [None] * 2)
+    columns = loop.fragment(Acting(0, {})).columns
+    forbids = (columns["episode"] == 0) | (columns["step"] >= 2)
+    assert columns["action_mask"][~forbids].all()
+    assert (columns["action_mask"][forbids] == [False, True, False]).all()
+    assert forbids.mean() == 4 / 6
+
+
+def test_a_mask_does_not_outlive_an_environment_that_is_rebuilt() -> None:
+    class Fragile(gym.Env[Any, Any]):
+        observation_space = spaces.Box(0, 1, (1,))
+        action_space = spaces.Discrete(3)
+        made = 0
+
+        def __init__(self) -> None:
+            Fragile.made += 1
+            self.number, self.t = Fragile.made, 0
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            return np.zeros(1, np.float32), {"action_mask": [0, 1, 0]} if self.number <= 2 else {}
+
+        def step(self, action: Any) -> Any:
+            self.t += 1
+            if self.number == 1 and self.t == 4:
+                raise ValueError("diverged")
+            return np.zeros(1, np.float32), 0.0, False, False, {}
+
+    policy = Categorical(torch.nn.Linear(1, 3))
+    engine = build(Recipe(Fragile, autoreset_mode=AutoresetMode.SAME_STEP), 0, 2)
+    loop = EnvLoop(engine, policy, 0, 8, [None] * 2, EnvFaults())
+    mask = loop.fragment(Acting(0, {})).columns["action_mask"].reshape(8, 2, 3)
+    assert (mask[:3, 0] == [False, True, False]).all()
+    assert mask[4:, 0].all()  # the step that failed is chosen again by the rebuilt one
+    assert (mask[:, 1] == [False, True, False]).all()

@@ -81,9 +81,15 @@ def test_files_get_a_line_now_and_then_and_the_last_one(
     with Display("PPO", 1_000) as shown:
         for steps in range(100, 1_001, 100):
             shown.show(Metrics(steps=steps, steps_per_second=100))
-    first, last = capsys.readouterr().out.splitlines()
+    before, first, last = capsys.readouterr().out.splitlines()
+    assert before == "PPO: starting the workers"
     assert "100 steps  10%" in first
     assert "1,000 steps 100%" in last
+
+
+def test_before_the_first_episode_ends_there_is_no_return() -> None:
+    assert "return        –" in line(Metrics(steps=5, mean_return=math.nan), 10)
+    assert ("return", "–, best –") in summary(Metrics(mean_return=math.nan), math.nan, [], "")
 
 
 def test_quiet_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:

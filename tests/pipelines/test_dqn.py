@@ -23,7 +23,7 @@ from distributed import Client
 from torch import Tensor
 
 import clusterenv
-from clusterenv.errors import ConfigError, UnknownEnv
+from clusterenv.errors import ConfigError, StoreTooLarge, UnknownEnv
 from clusterenv.store import NStep, ReplayStore, Uniform
 from pipelines.directories import note_of
 from pipelines.dqn import Args, Learner, epsilon_schedule, main, preset, targets, train
@@ -386,6 +386,16 @@ def test_the_same_command_without_out_finds_its_run(
     manifest.write_text(json.dumps({**envelope, "manifest": text, "crc32": crc}))
     assert run_directory(args, "dqn", name) == first.out
     assert run_directory(small(None, lr=0.5), "dqn", name) == Path(f"runs/{name}-2")
+
+
+def test_a_store_that_does_not_fit_into_memory_leaves_nothing_to_go_on_from(
+    tmp_path: Path, cluster: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(StoreTooLarge, match=r"capacity=[\d_]+ fits"):
+        train(small(tmp_path, capacity=10**12, cluster=cluster, quiet=False))
+    assert "starting the workers" in (said := capsys.readouterr().out)
+    assert "saved" not in said
+    assert note_of(tmp_path / "replay") is None
 
 
 def test_an_unknown_environment_is_refused_before_anything_is_written(tmp_path: Path) -> None:

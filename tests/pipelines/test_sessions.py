@@ -35,7 +35,8 @@ def test_rows_and_learner_are_of_one_commit_whenever_a_session_is_killed(tmp_pat
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 0
-    assert len(list(tmp_path.glob("learner-*.pt"))) <= 2  # the last, and one that a kill left
+    # The last; one that a kill left before it was removed; one that a kill left before it counted.
+    assert len(list(tmp_path.glob("learner-*.pt"))) <= 3
 
 
 def test_arguments_are_kept_as_json_keeps_them() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import gymnasium as gym
@@ -173,6 +174,8 @@ def test_random_has_no_weights_and_stays_in_its_space() -> None:
         (lambda: PaperAgent(nn.Linear(2, 2)), "Linear has no .actor module"),
         (lambda: EpsilonGreedy(nn.Linear(2, 2), epsilon=1.5), "epsilon must be from 0 to 1"),
         (lambda: EpsilonGreedy(nn.Linear(2, 2), temperature=0), "temperature must be positive"),
+        (lambda: EpsilonGreedy(nn.Linear(2, 2), epsilon=math.nan), "epsilon must be from 0 to 1"),
+        (lambda: EpsilonGreedy(nn.Linear(2, 2), temperature=math.nan), "temperature must be pos"),
     ],
 )
 def test_what_cannot_be_adapted_is_refused_with_the_right_call(make: Any, message: str) -> None:

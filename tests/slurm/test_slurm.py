@@ -104,7 +104,9 @@ def test_a_cancelled_job_is_replaced_and_collection_goes_on_there(
         collecting(client, shards=2) as collector,
     ):
         batches = iter(collector)
-        assert {next(batches).shard for _ in range(8)} == {0, 1}
+        delivered: set[int] = set()
+        while delivered != {0, 1}:
+            delivered.add(next(batches).shard)
         before = client.nthreads().keys()
         one, other = slurm.jobs()
         slurm.cancel(one)

@@ -92,6 +92,12 @@ def test_files_that_are_missing_or_cut_are_named(tmp_path: Path) -> None:
         clusterenv.open_dataset(tmp_path / "nothing")
 
 
+def test_a_run_names_the_store_that_lies_in_it(tmp_path: Path) -> None:
+    written(Fleet(), tmp_path / "replay", batches=1)
+    with pytest.raises(errors.StoreUnreadable, match=rf"there is one in {tmp_path}/replay"):
+        clusterenv.open_dataset(tmp_path)
+
+
 def test_an_altered_file_is_named_with_what_is_readable_unless_sizes_are_enough(
     tmp_path: Path,
 ) -> None:

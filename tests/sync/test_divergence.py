@@ -41,6 +41,25 @@ def test_gaussian_by_hand() -> None:
     assert mean_divergence(local, head) == pytest.approx(by_hand, rel=1e-6)
 
 
+def test_what_cannot_be_compared_has_diverged_without_limit() -> None:
+    fine, nan = Categorical(logits=torch.zeros(2, 3)), torch.full((2, 3), torch.nan)
+    assert mean_divergence(fine, Categorical(logits=nan, validate_args=False)) == math.inf
+    # An action that neither allows is no difference.
+    masked = Categorical(logits=torch.tensor([[0.0, 0.0, -torch.inf]]))
+    assert mean_divergence(masked, masked) == 0
+
+
+def test_a_version_that_was_replaced_on_its_way_to_a_shard_stops_nothing() -> None:
+    policy = cartpole_policy()
+    layout = Layout(gym.spaces.Box(-1, 1, (4,)))
+    publisher = Publisher(policy, Divergence(0.1), layout, shards=2)
+    publisher.probe.add([np.zeros((8, 4), np.float32)], np.arange(8))
+    publisher.publish(policy, {})
+    publisher.publish(policy, {})  # version 1 is in nobody's use, and is let go of
+    publisher.in_use[1] = 1
+    assert publisher.publish(policy, {}).divergences == {0: 0.0, 1: math.inf}
+
+
 def test_the_direction_is_from_the_workers_policy_to_the_heads() -> None:
     p, q = (
         Categorical(probs=torch.tensor([[0.9, 0.1]])),
