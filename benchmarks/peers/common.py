@@ -16,6 +16,7 @@ ENV = "LunarLander-v3"
 INPUTS, ACTIONS = 8, 4
 WORKERS, ENVS_PER_WORKER, HORIZON = 2, 16, 128
 ROWS_PER_FRAGMENT = ENVS_PER_WORKER * HORIZON
+WARM_UP = 3.0  # seconds before a measurement
 
 
 def seconds(description: str) -> float:
@@ -47,12 +48,10 @@ def sampler() -> Callable[[np.ndarray], np.ndarray]:
     return act
 
 
-def measure(
-    peer: str, package: str, collect: Callable[[], int], seconds: float, warm_up: float = 3.0
-) -> None:
+def measure(peer: str, package: str, collect: Callable[[], int], seconds: float) -> None:
     """Print the rows per second of calls of ``collect``, which returns rows, after a warm-up."""
     began = time.perf_counter()
-    while time.perf_counter() - began < warm_up:
+    while time.perf_counter() - began < WARM_UP:
         collect()
     rows, spent, began = 0, 0.0, time.perf_counter()
     while spent < seconds:

@@ -8,6 +8,7 @@ and of the ratios within the rounds.
     python -m benchmarks.peers.run                      # all peers
     python -m benchmarks.peers.run rllib torchrl        # some of them
     python -m benchmarks.peers.run --rounds 0           # only make the environments
+    python -m benchmarks.peers.run sb3 --here           # with what is installed already
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from pathlib import Path
 import torch
 
 from benchmarks import collect
+from benchmarks.peers.common import WARM_UP, WORKERS
 
 ROOT = Path(__file__).parents[2]
 PEERS = ("rllib", "sample_factory", "torchrl", "sb3", "gymnasium_async")
 WORK = "lunarlander"
-WORKERS = 2
 OURS, BARE = "ClusterEnv Collector", "bare limit: no communication"
 
 
@@ -83,15 +84,25 @@ def python_of(peer: str) -> Path:
     return python
 
 
-def peer_rate(peer: str, seconds: float) -> tuple[str, float, str]:
+def peer_rate(peer: str, python: Path, seconds: float) -> tuple[str, float, str]:
     """Return a peer's name, its steps per second and its version."""
-    program = (python_of(peer), "-m", f"benchmarks.peers.{peer}")
+    program = (python, "-m", f"benchmarks.peers.{peer}")
     out = called(*program, "--seconds", str(seconds), timeout=60 + 4 * seconds)
     lines = [line for line in out.splitlines() if line.startswith('{"peer"')]
     if not lines:
         raise Skipped("it printed no result")
     result = json.loads(lines[-1])
     return result["peer"], result["steps_per_second"], result["version"]
+
+
+def our_rates(seconds: float) -> dict[str, float]:
+    """Return the steps per second of ClusterEnv and of the bare limit; neither runs afterwards."""
+    with collect.collecting(collect.WORKS[WORK], WORKERS) as burst:
+        burst(WARM_UP)
+        ours = burst(seconds).rate
+    with collect.bare_limit(WORK, WORKERS) as bare_burst:
+        bare_burst(WARM_UP)
+        return {OURS: ours, BARE: bare_burst(seconds)}
 
 
 def main() -> None:
@@ -101,6 +112,7 @@ def main() -> None:
     parser.add_argument("peers", nargs="*", metavar="peer", help=f"of {', '.join(PEERS)}")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--here", action="store_true", help="use the peers of this interpreter")
     args = parser.parse_args()
     chosen = args.peers or list(PEERS)
     unknown = set(chosen) - set(PEERS)
@@ -109,9 +121,10 @@ def main() -> None:
     torch.set_num_threads(1)
 
     skipped: dict[str, str] = {}
+    pythons: dict[str, Path] = {}
     for peer in chosen:
         try:
-            python_of(peer)
+            pythons[peer] = Path(sys.executable) if args.here else python_of(peer)
         except Skipped as reason:
             skipped[peer] = f"cannot be installed: {reason}"
 
@@ -119,20 +132,18 @@ def main() -> None:
     ratios: dict[str, list[float]] = {}
     versions = {OURS: "this", BARE: ""}
     for _ in range(args.rounds):
-        ours = collect.collecting(collect.WORKS[WORK], WORKERS, args.seconds)[0]
-        found = {OURS: ours, BARE: collect.bare_limit(WORK, WORKERS, args.seconds)}
-        for peer in chosen:
-            if peer in skipped:
-                continue
+        found = our_rates(args.seconds)
+        for peer, python in list(pythons.items()):
             try:
-                name, rate, versions[name] = peer_rate(peer, args.seconds)
+                name, rate, versions[name] = peer_rate(peer, python, args.seconds)
             except Skipped as reason:
                 skipped[peer] = f"cannot be measured: {reason}"
+                del pythons[peer]
             else:
                 found[name] = rate
         for name, rate in found.items():
             rates.setdefault(name, []).append(rate)
-            ratios.setdefault(name, []).append(ours / rate)
+            ratios.setdefault(name, []).append(found[OURS] / rate)
             print(f"{name}: {rate:,.0f} steps/s", file=sys.stderr, flush=True)
 
     if rates:
