@@ -48,17 +48,18 @@ def line(metrics: Metrics, total: int) -> str:
         policy = f"  version {metrics.version}  lag {metrics.lag_mean:.2f}  pulls {metrics.pulls}"
     return (
         f"{metrics.steps:>11,} steps {metrics.steps / total:4.0%}  "
-        f"{metrics.steps_per_second:>7,.0f}/s  return {metrics.mean_return:8.1f}{_judged(metrics)}"
-        f"{policy}{_trouble(metrics, '  ')}  {_left(metrics, total)}"
+        f"{metrics.steps_per_second:>7,.0f}/s  return {_score(metrics.mean_return):>8}"
+        f"{_judged(metrics)}{policy}{_trouble(metrics, '  ')}  {_left(metrics, total)}"
     )
 
 
 def facts(metrics: Metrics, total: int) -> list[Fact]:
     """Return where a run stands, by label."""
+    score = f"{_score(metrics.mean_return)}{_judged(metrics)}"
     said = [
         ("steps", f"{metrics.steps:,} of {total:,}, {_left(metrics, total)}"),
         ("steps/s", f"{metrics.steps_per_second:,.0f}"),
-        ("return", f"{metrics.mean_return:.1f}{_judged(metrics)}, {metrics.episodes:,} episodes"),
+        ("return", f"{score}, {metrics.episodes:,} episodes"),
     ]
     if metrics.version:
         lag = f"{metrics.lag_mean:.2f} behind on average"
@@ -87,7 +88,7 @@ def summary(metrics: Metrics, best: float, files: Iterable[str], go_on: str) -> 
     weights = size(metrics.weight_bytes)
     said = [
         ("steps", took),
-        ("return", f"{metrics.mean_return:.1f}{_judged(metrics)}, best {best:.1f}"),
+        ("return", f"{_score(metrics.mean_return)}{_judged(metrics)}, best {_score(best)}"),
         ("policy", f"{metrics.version:,} versions, {_pulls(metrics)}, {weights} sent"),
     ]
     if metrics.store_rows is not None:
@@ -122,7 +123,7 @@ def duration(seconds: float) -> str:
     Examples
     --------
     >>> duration(9.4), duration(125), duration(7_500), duration(200_000)
-    ('9 s', '2 min 05 s', '2 h 05 min', '2 d 08 h')
+    ('9 s', '2 min 05 s', '2 h 05 min', '2 d 07 h')
     """
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
@@ -153,6 +154,10 @@ def _left(metrics: Metrics, total: int) -> str:
     if not metrics.steps_per_second:
         return "beginning"
     return f"{duration(max(0, total - metrics.steps) / metrics.steps_per_second)} left"
+
+
+def _score(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.1f}"  # no episode has ended
 
 
 def _judged(metrics: Metrics) -> str:
@@ -306,6 +311,7 @@ class Display:
         self._newest: Metrics | None = None
 
     def __enter__(self) -> Display:
+        self.say(f"{self._title}: starting the workers")  # which may take a while
         return self
 
     def __exit__(

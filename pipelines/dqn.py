@@ -339,12 +339,13 @@ class Training:
         except ClusterEnvError:
             # In a terminal, Ctrl-C also reaches the workers of a local cluster.
             if not interrupt.wanted:
-                log()
-                self.commit()
-                self.display.say(
-                    f"saved {self.session.out} at {self.steps:,} steps; "
-                    "the same command goes on from there"
-                )
+                if self.store.stats.added_rows:  # something can be saved
+                    log()
+                    self.commit()
+                    self.display.say(
+                        f"saved {self.session.out} at {self.steps:,} steps; "
+                        "the same command goes on from there"
+                    )
                 raise
         log()
 
@@ -405,7 +406,7 @@ def train(args: LearnerArgs, arrangement: Arrangement = DQN) -> Result:
     training = Training(args, arrangement)
     run, display, out = training.run, training.display, training.session.out
     interrupt = Interrupt("committing and stopping; Ctrl-C again stops at once", args.quiet)
-    with display, contextlib.closing(run), training.store:
+    with contextlib.closing(run), training.store:
         if training.over:
             display.say(f"{out} is finished, at {training.steps:,} steps")
         else:
@@ -413,6 +414,7 @@ def train(args: LearnerArgs, arrangement: Arrangement = DQN) -> Result:
                 display.say(f"going on with {out} from {training.steps:,} steps")
             run.open(training.steps)
             with (
+                display,
                 interrupt,
                 dashboard.shown(args.dashboard),
                 clusterenv.Collector(
