@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo demo-ppo quickstart test test-slurm lint docs docs-serve bench bench-peers bench-replay chaos clean
+.PHONY: help demo quickstart test test-slurm lint docs docs-serve bench bench-peers bench-replay chaos clean
 .DEFAULT_GOAL := help
 
 help:  ## show what there is
@@ -22,11 +22,9 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 	$(PIP) --editable ".[dev]"
 	@touch .venv/installed $@
 
-demo: .venv/installed  ## DQN on CartPole on an embedded cluster until it is solved; leaves a dataset
-	$(BIN)/python -m pipelines.dqn --env CartPole-v1 --stop-at 475
-
-demo-ppo: .venv/installed  ## train PPO on CartPole until it is solved
+demo: .venv/installed  ## PPO, then DQN, on CartPole on an embedded cluster until solved; plots, a dataset
 	$(BIN)/python -m pipelines.ppo --env CartPole-v1 --sync divergence --threshold 0.01 --stop-at 475
+	$(BIN)/python -m pipelines.dqn --env CartPole-v1 --stop-at 475
 
 quickstart: .venv/installed  ## collect from CartPole and LunarLander, step by step
 	$(BIN)/python examples/quickstart.py
