@@ -191,15 +191,20 @@ def test_a_worker_killed_between_steps_is_noticed(fragile: Client) -> None:
 
 
 def test_an_environment_that_hangs_does_not_hold_up_close(
-    fragile: Client, caplog: pytest.LogCaptureFixture
+    fragile: Client, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    envs = clusterenv.make_vec(Faulty, 2, shards=2, cluster=fragile, fault="hang", at=1)
+    envs = clusterenv.make_vec(
+        Faulty, 2, shards=2, cluster=fragile, fault="hang", at=1, signs=str(tmp_path)
+    )
     envs.reset(seed=1)
     envs.send([2, 2])
+    # A shard that has not yet read its step when the channel closes does not hang.
+    assert wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
     began = time.monotonic()
     envs.close(timeout=0.5)
     assert time.monotonic() - began < 5
     assert "shard 0" in caplog.text
+    assert "shard 1" in caplog.text
     assert "client.restart_workers" in caplog.text
 
 

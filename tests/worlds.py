@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -102,16 +103,17 @@ def _weight(action: Any) -> float:
 
 
 class Faulty(World):
-    """Does something bad at a given step."""
+    """Does something bad at a given step; one that hangs leaves a file in ``signs`` first."""
 
     def close(self) -> None:
         if self.fault == "close":
             raise RuntimeError("the window is gone already")
 
-    def __init__(self, fault: str, at: int = 2, **kwargs: Any) -> None:
+    def __init__(self, fault: str, at: int = 2, signs: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.fault = fault
         self.at = at
+        self.signs = signs
         if fault == "make":
             raise ValueError("no such level: 99")
         if fault == "import":
@@ -130,6 +132,8 @@ class Faulty(World):
         if self.fault == "die":
             os._exit(3)
         if self.fault == "hang":
+            if self.signs is not None:
+                Path(self.signs, str(os.getpid())).touch()
             while True:
                 time.sleep(0.01)
         return result
