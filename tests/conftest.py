@@ -50,12 +50,7 @@ def footprint() -> dict[str, set[str]]:
     """Return what this process holds: children, threads, open files and sockets."""
     process = psutil.Process()
     return {
-        "processes": {
-            f"{child.pid} {child.name()}"
-            for child in process.children(recursive=True)
-            # Python's own helper; it serves the whole process until its end.
-            if "resource_tracker" not in " ".join(child.cmdline())
-        },
+        "processes": set(filter(None, map(_name, process.children(recursive=True)))),
         "threads": {
             thread.name for thread in threading.enumerate() if thread.name.startswith("clusterenv")
         },
@@ -65,6 +60,15 @@ def footprint() -> dict[str, set[str]]:
         },
         "files": {file.path for file in process.open_files()},
     }
+
+
+def _name(child: psutil.Process) -> str | None:
+    try:
+        # Python's own helper serves the whole process until its end.
+        tracker = "resource_tracker" in " ".join(child.cmdline())
+        return None if tracker else f"{child.pid} {child.name()}"
+    except psutil.NoSuchProcess:  # it has ended since
+        return None
 
 
 def left_behind(before: dict[str, set[str]]) -> dict[str, set[str]]:

@@ -141,8 +141,11 @@ def test_a_loss_during_reset_gives_the_reset_that_was_asked_for(fragile: Client)
         assert "lost" not in info
         _, _, _, truncated, _ = envs.step([2] * 4)
         assert not truncated.any()
+        killed = envs.call("pid")[0]
         kill(envs, 0)
-        assert len(set(envs.call("pid"))) == 2  # a call is made again
+        again = envs.call("pid")  # a call is made again
+        assert len(again) == 4
+        assert killed not in again
 
 
 class SlowToBegin(Steps):
@@ -160,8 +163,9 @@ def test_a_shard_lost_after_its_reset_is_due_a_truncation_all_the_same(fragile: 
         pids = envs.call("pid")
 
         def kill_both() -> None:
-            for pid in pids:  # the first has answered, the second has not
-                time.sleep(0.5)
+            left = envs._exchange._unanswered
+            wait_until(lambda: bool(left[1]) and not left[0])  # the first has answered
+            for pid in pids:
                 os.kill(pid, signal.SIGKILL)
 
         killer = threading.Thread(target=kill_both)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -137,7 +138,10 @@ def test_lock_step_waits_for_the_shard_and_begins_with_the_newest_version(
     fragile: Client,
 ) -> None:
     batches: list[Batch] = []
-    with collecting(fragile, sync=clusterenv.Never()) as collector:
+    with (
+        dask.config.set({"clusterenv.watch": "1h"}),  # no shard moves when the worker is back
+        collecting(fragile, sync=clusterenv.Never()) as collector,
+    ):
         batches += collector.rollout()
         assert collector.publish(policy()) == 1
         os.kill(pids(fragile)[0], signal.SIGKILL)
@@ -157,7 +161,7 @@ def test_an_environment_that_hangs_is_ended_with_its_process(
 ) -> None:
     batches: list[Batch] = []
     orders = tmp_path / "orders"
-    deadlines = {"clusterenv.timeout.step": "3s", "clusterenv.timeout.silence": "4s"}
+    deadlines = {"clusterenv.timeout.step": "3s", "clusterenv.timeout.silence": "8s"}
     with dask.config.set(deadlines), collecting(fragile, orders=str(orders)) as collector:
         batches += collector.collect(200)
         before = set(pids(fragile))
@@ -188,7 +192,8 @@ def test_the_run_ends_with_all_that_was_seen_when_the_budget_is_spent(fragile: C
     collector = clusterenv.Collector(Broken, policy(), restarts=Restarts(2, backoff=0.1), **options)
     with pytest.raises(errors.WorkerLost, match=r"lost 3 times") as caught:
         collector.collect(10_000)
-    assert str(caught.value).count("is gone") == 3
+    # A shard may also be given to a process that has ended since.
+    assert len(re.findall("is gone|left before", str(caught.value))) == 3
 
 
 def test_shards_double_up_when_workers_are_fewer() -> None:

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
     [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]],
     ids=["ruff check", "ruff format", "mypy"],
 )
+@pytest.mark.timeout(300)  # mypy reads all of torch the first time
 def test_checker(command: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True

@@ -202,7 +202,9 @@ def run(out: Path, seconds: float, seed: int = 0, measure: float = 5.0) -> Repor
         raise report.problem
     report.account = check_rows(out / "replay")
     collected = report.stats.rows if report.stats else 0
-    assert report.account.rows >= collected, f"{collected} rows were collected; fewer are there"
+    # Ctrl-C may find batches on their way to the store: two of each shard at the most.
+    on_the_way = 2 * args.num_envs * args.horizon
+    assert report.account.rows >= collected - on_the_way, f"{collected} rows were collected"
     return report
 
 

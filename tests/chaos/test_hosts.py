@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -82,7 +83,8 @@ class Hosts:
                 ["ip", "netns", "pids", f"{NAME}-{host}"], capture_output=True, text=True
             )
             for pid in pids.stdout.split():
-                os.kill(int(pid), 9)
+                with contextlib.suppress(ProcessLookupError):  # ended with its parent
+                    os.kill(int(pid), 9)
             subprocess.run(["ip", "link", "del", self.outer(host)], capture_output=True)
             subprocess.run(["ip", "netns", "del", f"{NAME}-{host}"], capture_output=True)
         subprocess.run(["ip", "link", "del", NAME], capture_output=True)

@@ -87,7 +87,7 @@ def test_a_collection_that_is_killed_goes_on_with_the_same_command(
     out = tmp_path / "data"
     command = [
         *(sys.executable, "-m", "pipelines.collect", "--env", "CartPole-v1", "--out", str(out)),
-        *("--rows", "30_000", "--num-envs", "4", "--horizon", "32", "--shards", "2"),
+        *("--rows", "100_000", "--num-envs", "4", "--horizon", "32", "--shards", "2"),
         *("--commit-seconds", "0.05", "--cluster", cluster),
     ]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
@@ -97,13 +97,13 @@ def test_a_collection_that_is_killed_goes_on_with_the_same_command(
             os.kill(process.pid, signal.SIGKILL)
     assert committed
     before = clusterenv.open_dataset(out).count_rows()
-    assert 0 < before < 30_000
+    assert 0 < before < 100_000
     monkeypatch.setattr(sys, "argv", command[2:])
     main()
     said = capsys.readouterr().out
     assert f"from {before:,} rows" in said
     assert "100%" in said
-    assert check_rows(out) == 30_000
+    assert check_rows(out) == 100_000
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -119,12 +119,10 @@ def test_a_cancelled_job_is_replaced_and_collection_goes_on_there(
         going_on: set[int] = set()
         while going_on != {0, 1}:
             batch = next(batches)
-            if (
-                batch.incarnation
-                and batch.incarnation == collector.stats().incarnations[batch.shard]
-            ):
+            link = collector._fleet.links[batch.shard]
+            # What is queued may be of a shard that had gone to the other job.
+            if link.worker not in before and batch.incarnation == link.incarnation:
                 going_on.add(batch.shard)
-        assert not {link.worker for link in collector._fleet.links} & before
         assert slurm.jobs()[new][0] == "RUNNING"
 
 
@@ -148,8 +146,8 @@ def test_a_shard_leaves_before_the_walltime_of_its_job_ends(
     slurm: Slurm, job: dict[str, Any]
 ) -> None:
     with (
-        dask.config.set({"clusterenv.timeout.leave": "45s"}),
-        clusterenv.connect("slurm", n_workers=1, **{**job, "walltime": "00:01:00"}) as client,
+        dask.config.set({"clusterenv.timeout.leave": "105s"}),
+        clusterenv.connect("slurm", n_workers=1, **{**job, "walltime": "00:02:00"}) as client,
         collecting(client, shards=1) as collector,
     ):
         (first,) = client.nthreads()
@@ -229,7 +227,7 @@ def test_the_doctor_shows_why_a_job_failed(
     path = tmp_path / "cluster.yaml"
     broken = {"cluster": "slurm", **job, "prologue": ["module load nothing", "exit 1"]}
     path.write_text(yaml.safe_dump(broken))
-    assert doctor.main(["--cluster", str(path), "--timeout", "4"]) == 1
+    assert doctor.main(["--cluster", str(path), "--timeout", "15"]) == 1
     said = capsys.readouterr().out
     assert "module: command not found" in said
     assert "the prologue calls what the nodes do not have" in said
