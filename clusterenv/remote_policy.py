@@ -17,6 +17,7 @@ from clusterenv.arguments import check_rule, pickled
 from clusterenv.channel import Array, dumps, loads
 from clusterenv.env_loop.actions import ActionCheck
 from clusterenv.env_loop.decisions import ExtrasCheck, ask, check_log_prob
+from clusterenv.env_loop.faults import Where
 from clusterenv.env_loop.masks import InfoMask, opened
 from clusterenv.env_loop.states import initial_state
 from clusterenv.envs import EnvDescription
@@ -116,12 +117,11 @@ class LocalPolicy:
 
     def __init__(self, about: EnvDescription, first: int, n: int) -> None:
         self._envs = torch.arange(first, first + n)
-        self._first = first
+        self._where = Where(range(first, first + n))
         self._layout = Layout(about.observation_space)
         self._check = ActionCheck(about.action_space, n)
         self._extras = ExtrasCheck(n, _TAKEN)
         self._n = n
-        self._steps = 0
 
     def update(self, request: ActRequest, buffer: npt.NDArray[np.uint8]) -> None:
         """Take the policy, or newer weights, if the request brings them."""
@@ -165,19 +165,14 @@ class LocalPolicy:
                 mask = torch.from_numpy(allowed)
             if mask is not None:
                 mask = opened(mask.to(torch.bool), over)
-                self._check.check_mask(mask, self._name)
+                self._check.check_mask(mask, self._where)
             context = Context(self._envs, {}, self._state, mask)
-            which = f"environments {self._first}–{self._first + self._n - 1}"
-            place = f"{which} at step {self._steps} of the shard"
-            decision = ask(self._policy, nested, context, place)
+            decision = ask(self._policy, nested, context, self._where)
             if decision.state:
                 self._state = {name: tensor.clone() for name, tensor in decision.state.items()}
-        action = self._check(decision.action, mask, self._name, place)
-        extras = self._extras(decision.extras, place)
-        check_log_prob(extras.get("log_prob"), self._name)
-        self._steps += 1
+        action = self._check(decision.action, mask, self._where)
+        extras = self._extras(decision.extras, self._where)
+        check_log_prob(extras.get("log_prob"), self._where.env)
+        self._where.steps += 1
         versions = np.full(self._n, self._version, np.int64)
         return {"action": action, **extras, "policy_version": versions}
-
-    def _name(self, row: int) -> str:
-        return f"environment {self._first + row} at step {self._steps} of the shard"

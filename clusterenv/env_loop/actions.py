@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,10 +9,12 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from clusterenv.env_loop.faults import PolicyFault, as_array
+from clusterenv.env_loop.faults import PolicyFault, Where, as_array
 from clusterenv.schema import Column, Layout
 
 __all__ = ["ActionCheck"]
+
+_UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 
 
 class ActionCheck:
@@ -24,7 +25,7 @@ class ActionCheck:
         (leaf,) = Layout(space).leaves
         self._dtype = leaf.dtype
         self._shape = (n, *leaf.shape)
-        self._unsigned = np.dtype(f"u{self._dtype.itemsize}")
+        self._takes = "biuf" if self._dtype.kind == "f" else "biu"  # kinds of dtype
         self._start: Any = 0
         self._low: Any = None
         self._high: Any = None
@@ -48,15 +49,13 @@ class ActionCheck:
         """Whether what passes is in the space for certain."""
         return self._low is not None
 
-    def check_mask(self, mask: Tensor, where: Callable[[int], str]) -> None:
+    def check_mask(self, mask: Tensor, where: Where) -> None:
         """Raise unless a mask fits the space and allows something everywhere.
 
         Parameters
         ----------
         mask
             ``[envs, choices]``; for ``MultiDiscrete`` the choices of one number after the other.
-        where
-            Names the place of a row.
         """
         if not self._parts or mask.shape[1:] != (sum(self._parts),):
             fits = f"{sum(self._parts)} entries" if self._parts else "no mask"
@@ -68,58 +67,45 @@ class ActionCheck:
             some = part.any(1)
             if not some.all():
                 row = int(some.to(torch.uint8).argmin())
-                raise PolicyFault(f"the action mask allows nothing to {where(row)}")
+                raise PolicyFault(f"the action mask allows nothing to {where.env(row)}")
 
-    def __call__(
-        self, action: Any, mask: Tensor | None, where: Callable[[int], str], place: str
-    ) -> Column:
-        """Return the actions as an array.
-
-        Parameters
-        ----------
-        where
-            Names the place of a row.
-        place
-            Names that of all rows.
-        """
+    def __call__(self, action: Any, mask: Tensor | None, where: Where) -> Column:
+        """Return the actions as an array."""
         if not isinstance(action, Tensor):
             raise PolicyFault(
-                f"act() must return a tensor of actions, got a {type(action).__name__} on {place}"
+                f"act() must return a tensor of actions, got a {type(action).__name__} on {where}"
             )
-        array = as_array(action, f"actions on {place}")
+        array = as_array(action, "action", where)
         if array.shape != self._shape:
             raise PolicyFault(
-                f"the policy's actions on {place} have shape {array.shape}, expected "
+                f"the policy's actions on {where} have shape {array.shape}, expected "
                 f"{self._shape}: one of {self._space} for each environment"
             )
-        if array.dtype is not self._dtype:
-            if array.dtype.kind not in ("biuf" if self._dtype.kind == "f" else "biu"):
-                needs = "real numbers" if self._dtype.kind == "f" else "integers"
-                raise PolicyFault(
-                    f"the policy's actions on {place} are of dtype {array.dtype}, "
-                    f"but {self._space} needs {needs}"
-                )
-            given, array = array, array.astype(self._dtype)
-            if self._dtype.kind != "f":
-                self._refuse(given, array == given, where)  # a large number may become a small one
+        if array.dtype.kind not in self._takes:
+            needs = "real numbers" if self._dtype.kind == "f" else "integers"
+            raise PolicyFault(
+                f"the policy's actions on {where} are of dtype {array.dtype}, "
+                f"but {self._space} needs {needs}"
+            )
+        if self._dtype.kind == "f":
+            array = array.astype(self._dtype, copy=False)
         if self._low is not None and not self._within(array):
-            self._refuse(array, (array >= self._low) & (array <= self._high), where)
+            right = (array >= self._low) & (array <= self._high)
+            row = int(np.argwhere(~right)[0][0])
+            raise PolicyFault(
+                f"the policy chose {array[row]} for {where.env(row)}, outside {self._space}"
+            )
+        # Only now: a large integer may become a small one.
+        array = array.astype(self._dtype, copy=False)
         if mask is not None:
             allowed = self._allowed(array, mask)
             if not allowed.all():
                 row = int(np.flatnonzero(~allowed)[0])
                 raise PolicyFault(
-                    f"the policy chose action {array[row]} for {where(row)}, which its mask forbids"
+                    f"the policy chose action {array[row]} for {where.env(row)}, which its mask "
+                    "forbids"
                 )
         return array
-
-    def _refuse(self, array: Column, right: Column, where: Callable[[int], str]) -> None:
-        """Raise with the first action that is not in the space, if there is one."""
-        if not right.all():
-            row = int(np.argwhere(~right)[0][0])
-            raise PolicyFault(
-                f"the policy chose {array[row]} for {where(row)}, outside {self._space}"
-            )
 
     def _allowed(self, array: Column, mask: Tensor) -> Column:
         """Return whose mask allows all of its action."""
@@ -129,8 +115,10 @@ class ActionCheck:
         return allowed
 
     def _within(self, array: Column) -> bool:
-        if self._choices:  # as unsigned numbers, all that is below the start is far above the end
+        size = array.dtype.itemsize
+        if self._choices and size >= self._dtype.itemsize:
+            # As unsigned numbers, all that is below the start is far above the end.
             shifted = array - self._start if self._start else array
-            unsigned = shifted.view(self._unsigned)
+            unsigned = shifted.view(_UNSIGNED[size])
             return bool(unsigned.item(unsigned.argmax()) < self._choices)  # faster than max()
         return bool(((array >= self._low) & (array <= self._high)).all())  # NaN is outside

@@ -14,17 +14,14 @@ from torch import Tensor
 from clusterenv.env_loop.actions import ActionCheck
 from clusterenv.env_loop.blocks import TAKEN, Block, room
 from clusterenv.env_loop.decisions import ExtrasCheck, ask
-from clusterenv.env_loop.faults import PolicyFault
+from clusterenv.env_loop.faults import PolicyFault, StepOf, Where
 from clusterenv.env_loop.masks import InfoMask, opened
 from clusterenv.env_loop.states import initial_state
 from clusterenv.envs import EnvDescription
 from clusterenv.policies.base import Context, Policy
 from clusterenv.schema import Column, Layout
 
-__all__ = ["Acting", "Chooser", "Interrupted", "StepOf"]
-
-StepOf = Callable[[int, int], str]
-"""Says, for a message, which step an environment is at, given its row and the time row."""
+__all__ = ["Acting", "Chooser", "Interrupted"]
 
 
 class Acting(NamedTuple):
@@ -54,8 +51,6 @@ class Chooser:
     def __init__(self, policy: Policy, about: EnvDescription, envs: npt.NDArray[np.int32]) -> None:
         self.interrupted = False
         """Set by another thread: the next action is not chosen any more."""
-        self.steps = 0
-        """Steps of all environments so far."""
         self.mask = InfoMask(len(envs))
         self.dead = np.zeros(len(envs), np.bool_)
         """Environments whose next step only resets them."""
@@ -65,9 +60,13 @@ class Chooser:
         self._masks_in_obs = ("action_mask",) in [leaf.path for leaf in self._layout.leaves]
         self._check = ActionCheck(about.action_space, len(envs))
         self._extras = ExtrasCheck(len(envs), TAKEN)
-        self._which = f"environments {envs[0]}–{envs[-1]}"
-        self._envs = envs
+        self._where = Where(envs.tolist())
         self._env_tensor = torch.from_numpy(envs.astype(np.int64))
+
+    @property
+    def steps(self) -> int:
+        """Steps of all environments so far."""
+        return self._where.steps
 
     @property
     def checks_all(self) -> bool:
@@ -80,6 +79,11 @@ class Chooser:
         return self._masks_in_obs or self.mask.value is not None
 
     @property
+    def switches(self) -> bool:
+        """Whether the version may change between two steps."""
+        return self._between is not None
+
+    @property
     def version(self) -> int:
         """Of the policy that acts."""
         return self._acting.version
@@ -90,14 +94,14 @@ class Chooser:
         self._context = Context(self._env_tensor, acting.scalars, self.state)
 
     def act(
-        self, current: list[Tensor], block: Block, t: int, rows: int, step_of: StepOf
+        self, current: list[Tensor], block: Block, t: int, rows: int, step_of: StepOf | None = None
     ) -> Column:
         """Choose an action for every environment.
 
         Parameters
         ----------
         current
-            Observations.
+            Observations, as nobody has changed them yet; torch must count whoever does.
         block
             Columns of ``rows`` time rows; actions and the policy's own go to time row ``t``.
         step_of
@@ -112,35 +116,31 @@ class Chooser:
             raise Interrupted
         if self._between is not None:
             self._switch(self._between())
-
-        def where(row: int) -> str:
-            return f"environment {self._envs[row]} at step {step_of(row, t)}"
-
+        where = self._where
+        where.t, where.step_of = t, step_of
         obs: Any = self._layout.nest(current)
-        context, mask = self._context, None
-        if self.masked:
-            mask = self._current_mask(obs)
+        context, mask, allowed = self._context, None, self.mask.value
+        if allowed is not None or self._masks_in_obs:
+            mask = self._current_mask(obs, allowed)
             self._check.check_mask(mask, where)
             context = replace(context, mask=mask)
-        changes = _changes(current)
-        place = f"{self._which} at step {self.steps} of the shard"
-        decision = ask(self._policy, obs, context, place)
-        if _changes(current) != changes:
-            raise PolicyFault(
-                f"{type(self._policy).__name__}.act() changed its observations of {place}, which "
-                "are the rows of the trajectory: work on a copy, obs.clone(), and without "
-                "inplace=True in the first layer"
-            )
-        action = self._check(decision.action, mask, where, place)
+        decision = ask(self._policy, obs, context, where)
+        for tensor in current:
+            if tensor._version:  # how often it was changed in place
+                raise PolicyFault(
+                    f"{type(self._policy).__name__}.act() changed its observations of {where}, "
+                    "which are the rows of the trajectory: work on a copy, obs.clone(), and "
+                    "without inplace=True in the first layer"
+                )
+        action = self._check(decision.action, mask, where)
         room(block, "action", action, rows)[t] = action
-        for name, values in self._extras(decision.extras, place).items():
+        for name, values in self._extras(decision.extras, where).items():
             room(block, name, values, rows)[t] = values
-        allowed = self.mask.value
         if allowed is not None:
             room(block, "action_mask", allowed, rows)[t] = allowed
         if decision.state:
             self._keep({name: tensor.clone() for name, tensor in decision.state.items()})
-        self.steps += 1
+        where.steps += 1
         return action
 
     def act_again(
@@ -167,7 +167,7 @@ class Chooser:
         before = self.state
         if before:
             self.state = {name: tensor.clone() for name, tensor in before.items()}
-            begins = np.zeros(len(self._envs), np.bool_)
+            begins = np.zeros(len(self._env_tensor), np.bool_)
             begins[row] = True
             self.reset_state(begins)
             for name, held in (first or {}).items():
@@ -175,7 +175,9 @@ class Chooser:
             self._keep(self.state)
         kept = {name: column[t].copy() for name, column in block.items() if name not in given}
         between, self._between = self._between, None  # one version for all of this step
-        action = self.act([torch.from_numpy(c) for c in current], block, t, rows, step_of)
+        with torch.inference_mode(False):  # so that torch counts whoever changes them
+            tensors = [torch.from_numpy(column) for column in current]
+        action = self.act(tensors, block, t, rows, step_of)
         self._between = between
         for name, column in kept.items():
             column[row] = block[name][t, row]
@@ -202,14 +204,8 @@ class Chooser:
             self._context = replace(self._context, scalars=acting.scalars)
         self._acting = acting
 
-    def _current_mask(self, obs: Any) -> Tensor:
-        given = self.mask.value
-        if given is not None:
-            return opened(torch.from_numpy(given), self.dead)
+    def _current_mask(self, obs: Any, allowed: Column | None) -> Tensor:
+        if allowed is not None:
+            return opened(torch.from_numpy(allowed), self.dead)
         mask: Tensor = obs["action_mask"]
         return opened(mask.to(torch.bool), self.dead)
-
-
-def _changes(tensors: list[Tensor]) -> list[int]:
-    """Return how often each was changed in place; of some, torch keeps no count."""
-    return [tensor._version for tensor in tensors if not tensor.is_inference()]

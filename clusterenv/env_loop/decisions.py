@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from clusterenv.env_loop.blocks import TAKEN
-from clusterenv.env_loop.faults import PolicyFault, as_array
+from clusterenv.env_loop.faults import PolicyFault, Where, as_array
 from clusterenv.env_loop.states import check_state
 from clusterenv.fragment import Fragment
 from clusterenv.policies.base import Context, Decision, Policy
@@ -20,8 +20,8 @@ __all__ = ["ExtrasCheck", "annotate", "ask", "check_log_prob"]
 _PREFIXES = ("obs.", "next_obs.", "state.")
 
 
-def ask(policy: Policy, obs: Any, context: Context, where: str) -> Decision:
-    """Return what a policy decides; ``where`` says on what, if it fails.
+def ask(policy: Policy, obs: Any, context: Context, where: Where) -> Decision:
+    """Return what a policy decides.
 
     Raises
     ------
@@ -59,8 +59,8 @@ class ExtrasCheck:
         self._taken = taken
         self._kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] | None = None
 
-    def __call__(self, extras: Mapping[str, Tensor], place: str) -> dict[str, Column]:
-        """Return the columns; ``place`` says where, if they are wrong.
+    def __call__(self, extras: Mapping[str, Tensor], where: Where) -> dict[str, Column]:
+        """Return the columns.
 
         Raises
         ------
@@ -68,25 +68,30 @@ class ExtrasCheck:
             If one is no tensor with a row for each environment, has a name that is taken, or is
             not as at the first step.
         """
-        if not isinstance(extras, Mapping):
+        if type(extras) is not dict and not isinstance(extras, Mapping):
             raise PolicyFault(
-                f"the policy's extras on {place} are a {type(extras).__name__}; expected tensors "
+                f"the policy's extras on {where} are a {type(extras).__name__}; expected tensors "
                 "by name: Decision(action, {'log_prob': …})"
             )
         columns = {}
+        known = self._kinds or {}
+        alike = len(known) == len(extras)
         for name, tensor in extras.items():
             if not isinstance(tensor, Tensor):
                 raise PolicyFault(
-                    f"the policy's {name!r} on {place} is a {type(tensor).__name__}; expected a "
+                    f"the policy's {name!r} on {where} is a {type(tensor).__name__}; expected a "
                     f"tensor with a row for each of the {self._n} environments"
                 )
-            columns[name] = as_array(tensor, f"{name!r} on {place}")
-        kinds = {name: (column.dtype, column.shape) for name, column in columns.items()}
-        if kinds != self._kinds:
-            self._settle(kinds, place)
+            column = columns[name] = as_array(tensor, name, where)
+            alike = alike and known.get(name) == (column.dtype, column.shape)
+        if not alike or self._kinds is None:
+            kinds = {name: (column.dtype, column.shape) for name, column in columns.items()}
+            self._settle(kinds, where)
         return columns
 
-    def _settle(self, kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]], place: str) -> None:
+    def _settle(
+        self, kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]], where: Where
+    ) -> None:
         for name, (_, shape) in kinds.items():
             if name in self._taken or name.startswith(_PREFIXES):
                 raise PolicyFault(
@@ -95,14 +100,14 @@ class ExtrasCheck:
                 )
             if shape[:1] != (self._n,):
                 raise PolicyFault(
-                    f"the policy's {name!r} on {place} has shape {shape}; expected a row for each "
+                    f"the policy's {name!r} on {where} has shape {shape}; expected a row for each "
                     f"of the {self._n} environments"
                 )
         if self._kinds is not None:
             name = next(k for k in {**self._kinds, **kinds} if self._kinds.get(k) != kinds.get(k))
             raise PolicyFault(
                 f"the policy's extra {name!r} was {_say(self._kinds.get(name))} and is now, on "
-                f"{place}, {_say(kinds.get(name))}; it must be the same at every step"
+                f"{where}, {_say(kinds.get(name))}; it must be the same at every step"
             )
         self._kinds = kinds
 

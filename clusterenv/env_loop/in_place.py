@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from clusterenv.env_loop.blocks import GIVEN, Block, prepare, time_rows
-from clusterenv.env_loop.chooser import Chooser, StepOf
+from clusterenv.env_loop.chooser import Chooser
+from clusterenv.env_loop.faults import StepOf
 from clusterenv.env_loop.filler import Filler
 from clusterenv.env_loop.guard import Guard
 from clusterenv.env_loop.mending import Mender

@@ -59,6 +59,7 @@ class Recorded(Filler):
         books = [recorder.forget()] if fresh else []
         for span in recorder.spans(all_envs=fresh):
             t = span.start
+            recorder.versions[t : span.stop] = self._chooser.version
             try:
                 for t, current, slot in self._ring[span.start : span.stop]:
                     self._step(t, current, slot)
@@ -110,17 +111,15 @@ class Recorded(Filler):
         for name, held in chooser.state.items():
             values = held.numpy()
             room(recorder.columns, f"state.{name}", values, recorder.rows)[t] = values
-        action = chooser.act(current, recorder.columns, t, recorder.rows, self._step_of)
-        recorder.versions[t] = chooser.version
+        action = chooser.act(current, recorder.columns, t, recorder.rows)
+        if chooser.switches:
+            recorder.versions[t] = chooser.version
         infos: Any = self._engine.step([action], slot, None)
         chooser.mask.note(infos, began=chooser.dead)
         if chooser.state or chooser.masked:  # what acted in a dead step has not happened
             ended = (slot.terminated | slot.truncated) & ~chooser.dead
             chooser.reset_state(chooser.dead | ended)
             chooser.dead = ended
-
-    def _step_of(self, row: int, t: int) -> str:
-        return f"{self._chooser.steps} of the shard"
 
     def _check_given(self, record: Block, span: range) -> None:
         """Raise if an environment broke its space in these time rows.

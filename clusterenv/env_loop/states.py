@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from clusterenv.env_loop.faults import PolicyFault
+from clusterenv.env_loop.faults import PolicyFault, Where
 from clusterenv.policies.base import Policy
 
 __all__ = ["check_state", "initial_state"]
@@ -37,9 +37,11 @@ def initial_state(policy: Policy, n: int) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in state.items()}
 
 
-def check_state(given: Any, before: Mapping[str, Tensor], where: str) -> None:
-    """Raise unless a state is nothing, or as the one before; ``where`` says on what it was made."""
-    kinds = {} if given is None else _kinds(given)
+def check_state(given: Any, before: Mapping[str, Tensor], where: Where) -> None:
+    """Raise unless a state is nothing, or as the one before."""
+    if given is None or (type(given) is dict and not given):
+        return
+    kinds = _kinds(given)
     if kinds != {} and (kinds is None or kinds != _kinds(before)):
         raise PolicyFault(
             f"the policy's state after act() on {where} is {_say(given)}; it was {_say(before)} "

@@ -137,6 +137,9 @@ def vector_spec(recipe: Recipe, engine: str) -> EnvSpec:
 def write_batch(columns: Sequence[Column], space: gym.Space[Any], batch: Any) -> None:
     """Copy a batched observation into columns."""
     if isinstance(batch, np.ndarray):
+        if batch.dtype is columns[0].dtype and batch.shape == columns[0].shape:
+            columns[0][...] = batch  # which spares NumPy questions
+            return
         np.copyto(columns[0], batch, casting="same_kind")
         return
     for column, part in zip(columns, _parts(space, batch), strict=True):

@@ -15,7 +15,7 @@ from worlds import Masked, World
 
 from clusterenv.env_loop import Acting, EnvLoop, Interrupted
 from clusterenv.env_loop.actions import ActionCheck
-from clusterenv.env_loop.faults import PolicyFault
+from clusterenv.env_loop.faults import PolicyFault, Where
 from clusterenv.env_loop.loop import check_spaces
 from clusterenv.envs import Recipe, build
 from clusterenv.errors import ConfigError
@@ -244,8 +244,8 @@ def test_the_end_of_an_episode_may_allow_nothing(way: str, mode: AutoresetMode) 
         ("double", "'log_prob' was float32 .* and is now, .*, float64"),
         ("wide", r"'log_prob' was .* and is now, .*, float32 of shape \(5, 1\)"),
         ("taken", "extra 'reward' has the name of a column that is there already"),
-        ("bfloat16", r"'log_prob' on .* are torch.bfloat16 on cpu, of which there is no array"),
-        ("half action", r"actions on .* are torch.bfloat16 on cpu, of which there is no array"),
+        ("bfloat16", r"'log_prob' on .* is torch.bfloat16 on cpu, of which there is no array"),
+        ("half action", r"'action' on .* is torch.bfloat16 on cpu, of which there is no array"),
         ("extras", "extras on .* at step 3 of the shard are a list; expected tensors by name"),
         ("exit", "raised SystemExit on environments 10–14"),
         ("in place", r"Bad.act\(\) changed its observations of environments 10–14 at step 3"),
@@ -315,17 +315,27 @@ def test_an_initial_state_that_is_a_parameter_stays_as_it_is() -> None:
 def test_an_action_outside_the_space_is_not_made_small_enough(
     space: Any, action: list[Any], said: str
 ) -> None:
-    check = ActionCheck(space, 1)
-    with pytest.raises(PolicyFault, match=f"chose {said} for the one, outside"):
-        check(torch.tensor(action), None, lambda row: "the one", "all")
+    check, where = ActionCheck(space, 1), Where([7])
+    with pytest.raises(PolicyFault, match=f"chose {said} for environment 7 at .*, outside"):
+        check(torch.tensor(action), None, where)
     inside = torch.zeros_like(torch.tensor(action))
-    assert not check(inside, None, str, "all").any()
+    assert not check(inside, None, where).any()
+
+
+@pytest.mark.parametrize("start", [0, 50])
+def test_small_integers_that_are_negative_are_not_taken_for_large_ones(start: int) -> None:
+    """As unsigned numbers of eight bits, -100 is 156."""
+    check = ActionCheck(gym.spaces.Discrete(200, start=start), 1)
+    inside = check(torch.tensor([100], dtype=torch.int8), None, Where([7]))
+    assert (inside.tolist(), inside.dtype) == ([100], np.int64)
+    with pytest.raises(PolicyFault, match="chose -100 for environment 7"):
+        check(torch.tensor([-100], dtype=torch.int8), None, Where([7]))
 
 
 def test_actions_are_real_numbers() -> None:
     space = gym.spaces.Box(-1, 1, (1,))
     with pytest.raises(PolicyFault, match=r"dtype complex64, but Box.* needs real numbers"):
-        ActionCheck(space, 1)(torch.zeros(1, 1, dtype=torch.complex64), None, str, "all")
+        ActionCheck(space, 1)(torch.zeros(1, 1, dtype=torch.complex64), None, Where([0]))
 
 
 @pytest.mark.parametrize("engine", ["gymnasium", "native"])

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 
 from clusterenv.env_loop import Acting, EnvLoop
 from clusterenv.env_loop.actions import ActionCheck
-from clusterenv.env_loop.faults import PolicyFault
+from clusterenv.env_loop.faults import PolicyFault, Where
 from clusterenv.env_loop.masks import InfoMask
 from clusterenv.envs import build
 from clusterenv.envs.base import Recipe
@@ -29,8 +29,7 @@ FORMS = {
 }
 
 
-def name(row: int) -> str:
-    return f"environment {row}"
+WHERE = Where(range(2))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -64,21 +63,21 @@ def test_a_mask_of_several_choices_allows_each_by_itself(
 ) -> None:
     check = ActionCheck(spaces.MultiDiscrete([3, 2]), 2)
     mask = torch.tensor([[1, 0, 0, 0, 1]] * 2, dtype=torch.bool)
-    check.check_mask(mask, name)
+    check.check_mask(mask, WHERE)
     chosen = torch.tensor([[0, 1], action])
     if allowed:
-        assert check(chosen, mask, name, "all").tolist() == chosen.tolist()
+        assert check(chosen, mask, WHERE).tolist() == chosen.tolist()
     else:
-        with pytest.raises(PolicyFault, match="for environment 1, which its mask forbids"):
-            check(chosen, mask, name, "all")
+        with pytest.raises(PolicyFault, match=r"for environment 1 at .*, which its mask forbids"):
+            check(chosen, mask, WHERE)
 
 
 def test_choices_that_begin_elsewhere_have_masks_that_begin_at_the_first() -> None:
     check = ActionCheck(spaces.Discrete(3, start=5), 1)
     mask = torch.tensor([[False, True, False]])
-    assert check(torch.tensor([6]), mask, name, "all").tolist() == [6]
+    assert check(torch.tensor([6]), mask, WHERE).tolist() == [6]
     with pytest.raises(PolicyFault, match="which its mask forbids"):
-        check(torch.tensor([5]), mask, name, "all")
+        check(torch.tensor([5]), mask, WHERE)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +93,7 @@ def test_a_mask_that_does_not_fit_is_named(
     space: gym.Space[Any], mask: list[list[int]], message: str
 ) -> None:
     with pytest.raises(PolicyFault, match=message):
-        ActionCheck(space, 1).check_mask(torch.tensor(mask, dtype=torch.bool), name)
+        ActionCheck(space, 1).check_mask(torch.tensor(mask, dtype=torch.bool), WHERE)
 
 
 @pytest.mark.parametrize(
