@@ -24,9 +24,13 @@ from clusterenv.fleet import Share
 
 
 class Counts(gym.Env[Any, Any]):
-    """Observations count steps; it hangs, raises or holds Python's lock when told by a file."""
+    """Observations count steps; it hangs, raises or holds Python's lock when told by a file.
 
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    They also hold a mark of the episode: two numbers, as one float32 is drawn twice in a few
+    thousand episodes.
+    """
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
     action_space = gym.spaces.Discrete(2)
 
     def __init__(self, orders: str = "") -> None:
@@ -34,9 +38,9 @@ class Counts(gym.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        self.now, self.mark = 0, float(self.np_random.random())
+        self.now, self.mark = 0, self.np_random.random(2)
         self.length = int(self.np_random.integers(5, 40))
-        return np.array([self.mark, 0], np.float32), {}
+        return self._observe(), {}
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.now += 1
@@ -52,8 +56,10 @@ class Counts(gym.Env[Any, Any]):
                 time.sleep(600)
             if order == "hold":
                 sum(range(10**11))  # in C, Python's lock held
-        obs = np.array([self.mark, self.now], np.float32)
-        return obs, float(self.now), self.now == self.length, False, {}
+        return self._observe(), float(self.now), self.now == self.length, False, {}
+
+    def _observe(self) -> Any:
+        return np.array([self.now, *self.mark], np.float32)
 
 
 @pytest.fixture
@@ -63,7 +69,7 @@ def fragile() -> Iterator[Client]:
 
 
 def policy() -> clusterenv.policies.Policy:
-    return clusterenv.policies.Categorical(torch.nn.Linear(2, 2))
+    return clusterenv.policies.Categorical(torch.nn.Linear(3, 2))
 
 
 def collecting(client: Client, **options: Any) -> clusterenv.Collector:
@@ -73,15 +79,16 @@ def collecting(client: Client, **options: Any) -> clusterenv.Collector:
 
 def check(batches: list[Batch]) -> None:
     """Raise unless each row is there once and episodes are contiguous within incarnations."""
-    rows: dict[tuple[int, ...], list[tuple[int, float, bool]]] = {}
+    rows: dict[tuple[int, ...], list[tuple[int, tuple[float, ...], bool]]] = {}
     for batch in batches:
         names = ("env", "episode", "step", "obs", "terminated")
         env, episode, step, obs, terminated = (batch.flat(name) for name in names)
         for k in range(batch.num_rows):
             key = (batch.shard, batch.incarnation, int(env[k]), int(episode[k]))
-            assert obs[k][1] == step[k]
-            rows.setdefault(key, []).append((int(step[k]), float(obs[k][0]), bool(terminated[k])))
-    marks: dict[float, tuple[int, ...]] = {}
+            count, *mark = obs[k].tolist()
+            assert count == step[k]
+            rows.setdefault(key, []).append((int(step[k]), tuple(mark), bool(terminated[k])))
+    marks: dict[tuple[float, ...], tuple[int, ...]] = {}
     for key, found in rows.items():
         found.sort()
         assert [step for step, _, _ in found] == list(range(len(found))), key
