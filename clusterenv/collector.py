@@ -275,10 +275,12 @@ class Collector:
     # Inside
 
     def _sample_probe(self, batch: Batch) -> None:
-        mask = batch.flat("action_mask") if "action_mask" in batch.names else None
+        # A recurrent state is known at the first time row alone, and it is what decides.
+        rows = slice(batch.num_envs if batch.state else None)
+        obs = [batch.flat(name)[rows] for name in self._obs_names]
+        mask = batch.flat("action_mask")[rows] if "action_mask" in batch.names else None
         with self._tally.lock:
-            obs = [batch.flat(name) for name in self._obs_names]
-            self._publisher.probe.add(obs, batch.flat("env"), mask)
+            self._publisher.observe(obs, batch.flat("env")[rows], mask, batch.state)
 
     def _take(self) -> Batch:
         try:

@@ -109,7 +109,7 @@ class RemotePolicy:
             obs = [column[live] for column in obs]
             mask = None if mask is None else mask[live]
         if len(live):
-            self._publisher.probe.add(obs, live, mask, take=8)
+            self._publisher.observe(obs, live, mask, take=8)
 
 
 class LocalPolicy:

@@ -48,6 +48,24 @@ class Counter(Policy):
         return CategoricalDistribution(logits=torch.zeros(len(context.envs), 2))
 
 
+class Recalls(Policy):
+    """Recurrent: acts by its memory alone, which is empty only when an episode begins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = nn.Linear(1, 2, bias=False)
+
+    def initial_state(self, n: int) -> dict[str, Tensor]:
+        return {"memory": torch.zeros(n, 1)}
+
+    def act(self, obs: Any, context: Context) -> Decision:
+        memory = torch.ones_like(context.state["memory"])
+        return Decision(self.distribution(obs, context).sample(), {}, {"memory": memory})
+
+    def distribution(self, obs: Any, context: Context) -> Distribution:
+        return CategoricalDistribution(logits=self.read(context.state["memory"]))
+
+
 class Bad(Policy):
     """Returns something wrong after some steps."""
 

@@ -23,6 +23,7 @@ from agents import (
     Counter,
     Cycle,
     Reassigning,
+    Recalls,
     cartpole_policy,
 )
 from compare import assert_same
@@ -34,6 +35,7 @@ from worlds import Faulty, Slow, World
 
 import clusterenv
 from clusterenv import Divergence, Every, EveryVersion, Never, errors
+from clusterenv.frames import Frame
 from clusterenv.policies import Categorical, EpsilonGreedy
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -322,6 +324,31 @@ def test_a_burst_of_versions_faster_than_anyone_pulls_stops_nothing(client: Clie
         assert collector.stats().pulls < 20  # not one for each version and shard
 
 
+@pytest.mark.parametrize("rule", [EveryVersion(), Every(2), Divergence(0.0)])
+def test_a_missed_announcement_stops_nothing(
+    client: Client, monkeypatch: pytest.MonkeyPatch, rule: Any
+) -> None:
+    """Channels lose nothing; if one did, the next announcement would make up for it."""
+    policy = cartpole_policy()
+    with cartpole(client, policy, sync=rule) as collector:
+        collector.rollout()
+        send = collector._intake._send
+
+        def lose(link: Any, kind: Frame, blob: bytes, body: Any = ()) -> None:
+            if kind != Frame.ANNOUNCE or link.index != 1:
+                send(link, kind, blob, body)
+
+        with monkeypatch.context() as lossy:
+            lossy.setattr(collector._intake, "_send", lose)
+            for seed in range(3):
+                collector.publish(changed(policy, 0.5, seed))
+        assert [batch.policy_version for batch in collector.rollout()] == [3, 0]
+        collector.publish(changed(policy, 0.5, 3))
+        collector.publish(changed(policy, 0.5, 4))
+        assert [batch.policy_version for batch in collector.rollout()] == [5, 5]
+        assert collector.stats().rows == 3 * 8 * 5
+
+
 def test_a_shard_changes_its_policy_between_steps_if_asked(client: Client) -> None:
     policies = [cartpole_policy()]
     with clusterenv.Collector(
@@ -391,6 +418,17 @@ def test_recurrent_state_and_extras_reach_the_head(client: Client) -> None:
             for batch in collector.rollout():
                 assert (batch["value"] == batch["step"]).all()
                 assert (batch.state["count"][:, 0] == batch["value"][0]).all()
+
+
+def test_a_recurrent_policy_has_diverged_where_it_acts_not_where_it_begins(client: Client) -> None:
+    policy = Recalls()
+    with cartpole(client, policy, sync=Divergence(0.01)) as collector:
+        collector.rollout()  # begins with episodes, which have no memory yet
+        collector.rollout()
+        with torch.no_grad():
+            policy.read.weight.add_(torch.tensor([[5.0], [-5.0]]))
+        version = collector.publish(policy)
+        assert {batch.policy_version for batch in collector.rollout()} == {version}
 
 
 def test_annotations_reach_the_head(client: Client) -> None:

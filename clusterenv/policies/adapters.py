@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
 from torch import Tensor, nn
 from torch.distributions import Categorical as CategoricalDistribution
 from torch.distributions import Distribution, Independent, Normal
@@ -238,19 +239,19 @@ class Random(Policy):
         super().__init__()
         self.action_space = action_space
         self._seed = seed
-        self._begun = False
+        self._spaces: dict[int, gym.Space[Any]] = {}  # of so many environments at once
 
     def act(self, obs: Any, context: Context) -> Decision:
         if context.mask is not None:
             return Decision(self._allowed(context.mask.to(torch.float32)))
-        if not self._begun:
+        n = len(context.envs)
+        if n not in self._spaces:
+            self._spaces[n] = batch_space(self.action_space, n)
             # Every shard has a copy; with the space's own seed all copies would draw the same.
             first = int(context.envs[0])
             drawn = int(torch.randint(2**31, ())) if self._seed is None else self._seed + first
-            self.action_space.seed(drawn)
-            self._begun = True
-        draws = [self.action_space.sample() for _ in range(len(context.envs))]
-        return Decision(torch.as_tensor(np.stack(draws)))
+            self._spaces[n].seed(drawn)
+        return Decision(torch.as_tensor(self._spaces[n].sample()))
 
     def _allowed(self, mask: Tensor) -> Tensor:
         """Draw from what a mask allows: one choice, or one of each part."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 from torch.distributions import Distribution, kl_divergence
 
 from clusterenv.schema import Column
@@ -29,23 +27,21 @@ def mean_divergence(local: Distribution, head: Distribution) -> float:
 
 
 class Probe:
-    """Observations sampled from recent batches: a ring that keeps the newest.
+    """Rows sampled from what policies have acted on: a ring that keeps the newest.
 
     It knows nothing of policies; the publisher evaluates them on it.
 
     Parameters
     ----------
     size
-        Observations kept. It bounds what a publish costs: one evaluation of this many
+        Rows kept. It bounds what a publish costs: one evaluation of this many
         observations for the new version and for every version in use.
     """
 
     def __init__(self, size: int = 128) -> None:
         self.size = size
         self._rng = np.random.default_rng(0)
-        self._columns: list[Column] | None = None
-        self._envs = np.zeros(size, np.int64)
-        self._masks: Column | None = None
+        self._columns: dict[str, Column] = {}
         self._filled = 0
         self._next = 0
         self.added = 0
@@ -54,36 +50,28 @@ class Probe:
     def __len__(self) -> int:
         return self._filled
 
-    def add(
-        self,
-        obs: Sequence[Column],
-        envs: npt.NDArray[Any],
-        mask: Column | None = None,
-        take: int | None = None,
-    ) -> None:
-        """Sample some rows of a batch; columns are flat, a row per observation.
+    def add(self, columns: Mapping[str, Column], take: int | None = None) -> None:
+        """Sample some rows of these columns, which are equally long.
 
-        By default a quarter of the probe is replaced.
+        By default a quarter of the probe is replaced. With other columns than before it begins
+        anew.
         """
+        length = min(len(column) for column in columns.values())
         take = self.size // 4 if take is None else take
-        rows = self._rng.integers(0, len(envs), min(take, len(envs), self.size))
+        rows = self._rng.integers(0, length, min(take, length, self.size))
+        if columns.keys() != self._columns.keys():
+            self._columns = {
+                name: np.zeros((self.size, *column.shape[1:]), column.dtype)
+                for name, column in columns.items()
+            }
+            self._filled = self._next = 0
         at = (self._next + np.arange(len(rows))) % self.size
-        if self._columns is None:
-            self._columns = [np.zeros((self.size, *c.shape[1:]), c.dtype) for c in obs]
-        if self._masks is None and mask is not None:
-            self._masks = np.ones((self.size, *mask.shape[1:]), mask.dtype)
-        for column, given in zip(self._columns, obs, strict=True):
-            column[at] = given[rows]
-        if self._masks is not None and mask is not None:
-            self._masks[at] = mask[rows]
-        self._envs[at] = envs[rows]
+        for name, column in columns.items():
+            self._columns[name][at] = column[rows]
         self._next = int((at[-1] + 1) % self.size)
         self._filled = min(self.size, self._filled + len(rows))
         self.added += len(rows)
 
-    def observations(self) -> tuple[list[Column], npt.NDArray[np.int64], Column | None]:
-        """Return the observations, their env indices and their masks."""
-        assert self._columns is not None
-        kept = slice(0, self._filled)
-        masks = None if self._masks is None else self._masks[kept].copy()
-        return [column[kept].copy() for column in self._columns], self._envs[kept].copy(), masks
+    def rows(self) -> dict[str, Column]:
+        """Return a copy of the rows, column by column."""
+        return {name: column[: self._filled].copy() for name, column in self._columns.items()}

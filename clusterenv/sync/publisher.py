@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch.distributions import Distribution
 from clusterenv.channel import dumps, loads
 from clusterenv.lending import Lender
 from clusterenv.policies.base import Context, Policy
-from clusterenv.schema import Layout
+from clusterenv.schema import Column, Layout
 from clusterenv.sync.client import Announcement
 from clusterenv.sync.divergence import Probe, mean_divergence
 from clusterenv.sync.rules import SyncRule
@@ -64,6 +64,7 @@ class Publisher:
         self._scratch: Policy = loads(dumps(policy)).eval()
         self._rule = rule
         self._layout = observations
+        self._obs_names = [leaf.name("obs") for leaf in observations.leaves]
         self._manifest = manifest_of(policy)
         self.probe = Probe(probe_size(policy))
         self.version = version
@@ -96,6 +97,35 @@ class Publisher:
         if self._seen is None or self._seen[0] is not newest:
             self._seen = newest, tensors(self._manifest, newest)
         return holds(policy, self._seen[1])
+
+    def observe(
+        self,
+        obs: Sequence[Column],
+        envs: Column,
+        mask: Column | None = None,
+        state: Mapping[str, Column] | None = None,
+        take: int | None = None,
+    ) -> None:
+        """Keep some of these rows, if the rule wants versions to be compared.
+
+        Parameters
+        ----------
+        obs, envs, mask
+            What a policy acted on: observations, global env indices, allowed actions.
+        state
+            A recurrent policy's state there; where it is not known, versions are compared at the
+            initial state.
+        take
+            How many rows to keep; by default a quarter of the probe.
+        """
+        if not self._rule.needs_divergence:
+            return
+        columns = dict(zip(self._obs_names, obs, strict=True))
+        columns["env"] = envs.astype(np.int64, copy=False)
+        if mask is not None:
+            columns["action_mask"] = mask
+        columns |= {f"state.{name}": column for name, column in (state or {}).items()}
+        self.probe.add(columns, take)
 
     def publish(self, policy: Policy, scalars: Mapping[str, float]) -> Announcement:
         """Take a new version and return what the shards are told of it.
@@ -147,13 +177,14 @@ class Publisher:
         if known and self.probe.added - self._probed < len(self.probe):
             self._evaluated = {v: d for v, d in self._evaluated.items() if v in self.in_use}
             return
-        columns, envs, mask = self.probe.observations()
-        self._observations = self._layout.nest([torch.from_numpy(column) for column in columns])
-        allowed = None if mask is None else torch.from_numpy(mask)
+        seen = {name: torch.from_numpy(column) for name, column in self.probe.rows().items()}
+        self._observations = self._layout.nest([seen[name] for name in self._obs_names])
+        allowed = seen.get("action_mask")
         if allowed is None and isinstance(self._observations, dict):
             allowed = self._observations.get("action_mask")
-        state = self._scratch.initial_state(len(envs))
-        self._context = Context(torch.from_numpy(envs), scalars, state, allowed)
+        initial = self._scratch.initial_state(len(self.probe))
+        state = {name: seen.get(f"state.{name}", tensor) for name, tensor in initial.items()}
+        self._context = Context(seen["env"], scalars, state, allowed)
         self._probed, self._scalars = self.probe.added, dict(scalars)
         self._evaluated = {}
 

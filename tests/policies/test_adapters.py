@@ -159,11 +159,24 @@ def test_masks_are_kept_by_all() -> None:
             assert (policy.act(OBS, context).action == 2).all()
 
 
-def test_random_has_no_weights_and_stays_in_its_space() -> None:
-    space = gym.spaces.Box(-1, 1, (2,), np.float32)
+@pytest.mark.parametrize(
+    "space",
+    [
+        gym.spaces.Box(-1, 1, (2,), np.float32),
+        gym.spaces.Box(0, 255, (2, 2), np.uint8),
+        gym.spaces.Discrete(3, start=-1),
+        gym.spaces.MultiDiscrete([3, 4], start=[1, 2]),
+        gym.spaces.MultiBinary(3),
+    ],
+)
+def test_random_has_no_weights_and_draws_from_all_of_its_space(space: gym.Space[Any]) -> None:
     policy = Random(space, seed=1)
-    action = policy.act(OBS, CONTEXT).action
-    assert all(space.contains(row) for row in action.numpy())
+    actions = [policy.act(OBS, CONTEXT).action for _ in range(100)]
+    assert all(space.contains(row) for action in actions for row in action.numpy())
+    drawn = torch.cat(actions).double()
+    assert (drawn.min(0).values < drawn.mean(0)).all()
+    assert len(drawn.reshape(len(drawn), -1).unique(dim=0)) >= 3
+    assert policy.act(OBS[:1], Context(CONTEXT.envs[:1])).action.shape[0] == 1
     assert not list(policy.parameters())
 
 

@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from agents import cartpole_policy
+from agents import Recalls, cartpole_policy
 from torch import nn
 from torch.distributions import Categorical, Independent, Normal
 
@@ -53,7 +53,7 @@ def test_a_version_that_was_replaced_on_its_way_to_a_shard_stops_nothing() -> No
     policy = cartpole_policy()
     layout = Layout(gym.spaces.Box(-1, 1, (4,)))
     publisher = Publisher(policy, Divergence(0.1), layout, shards=2)
-    publisher.probe.add([np.zeros((8, 4), np.float32)], np.arange(8))
+    publisher.observe([np.zeros((8, 4), np.float32)], np.arange(8))
     publisher.publish(policy, {})
     publisher.publish(policy, {})  # version 1 is in nobody's use, and is let go of
     publisher.in_use[1] = 1
@@ -106,14 +106,14 @@ def test_the_publisher_compares_versions_in_use_on_its_probe(kind: str) -> None:
     )
     publisher = Publisher(policy, Divergence(0.1), Layout(space), shards=3)
     obs = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
-    publisher.probe.add([obs], np.arange(40), take=40)
-    kept, *_ = publisher.probe.observations()
-    context = Context(torch.arange(len(kept[0])))
-    before = policy.distribution(torch.from_numpy(kept[0]), context)
+    publisher.observe([obs], np.arange(40), take=40)
+    kept = torch.from_numpy(publisher.probe.rows()["obs"])
+    context = Context(torch.arange(len(kept)))
+    before = policy.distribution(kept, context)
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-        after = policy.distribution(torch.from_numpy(kept[0]), context)
+        after = policy.distribution(kept, context)
         by_hand = mean_divergence(before, after)
     announcement = publisher.publish(policy, {"epsilon": 0.5})
     assert announcement.version == 1
@@ -131,16 +131,44 @@ def test_the_publisher_compares_versions_in_use_on_its_probe(kind: str) -> None:
 def test_nothing_is_evaluated_for_rules_that_do_not_ask() -> None:
     policy = cartpole_policy()
     publisher = Publisher(policy, Never(), Layout(gym.spaces.Box(-1, 1, (4,))), shards=1)
-    publisher.probe.add([np.zeros((4, 4), np.float32)], np.arange(4))
+    publisher.observe([np.zeros((4, 4), np.float32)], np.arange(4))
     assert publisher.publish(policy, {}).divergences == {}
     assert publisher.evaluation_seconds == 0
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_recurrent_policies_are_compared_at_the_states_they_acted_in(known: bool) -> None:
+    """What a policy makes of its memory shows only where it has one."""
+    torch.manual_seed(2)
+    policy = Recalls()
+    publisher = Publisher(policy, Divergence(0.1), Layout(gym.spaces.Box(-1, 1, (4,))), shards=1)
+    state = {"memory": np.random.default_rng(0).normal(size=(9, 1)).astype(np.float32)}
+    obs = np.zeros((9, 4), np.float32)
+    publisher.observe([obs], np.arange(9), state=state if known else None, take=9)
+    kept = publisher.probe.rows().get("state.memory", np.zeros((9, 1), np.float32))
+    with torch.no_grad():
+        memory = torch.from_numpy(kept)
+        before = Categorical(logits=policy.read(memory))
+        policy.read.weight.mul_(-1)
+        by_hand = mean_divergence(before, Categorical(logits=policy.read(memory)))
+    assert publisher.publish(policy, {}).divergences == {0: pytest.approx(by_hand, rel=1e-4)}
+    assert (by_hand > 0) == known
 
 
 def test_the_probe_keeps_the_newest() -> None:
     probe = Probe(size=8)
     for value in range(10):
-        probe.add([np.full((5, 1), value, np.float32)], np.full(5, value), take=2)
-    columns, envs, _ = probe.observations()
+        probe.add({"obs": np.full((5, 1), value), "env": np.full(5, value)}, take=2)
+    rows = probe.rows()
     assert len(probe) == 8
-    assert sorted(set(envs.tolist())) == [6, 7, 8, 9]
-    assert (columns[0][:, 0] == envs).all()
+    assert sorted(set(rows["env"].tolist())) == [6, 7, 8, 9]
+    assert (rows["obs"][:, 0] == rows["env"]).all()
+
+
+def test_the_probe_begins_anew_with_other_columns() -> None:
+    probe = Probe(size=8)
+    probe.add({"obs": np.zeros((8, 1))}, take=8)
+    probe.add({"obs": np.ones((5, 1)), "action_mask": np.ones((5, 2), np.bool_)}, take=3)
+    assert len(probe) == 3
+    assert probe.rows()["obs"].tolist() == [[1.0]] * 3
+    assert probe.added == 11
