@@ -17,7 +17,7 @@ import socket
 import ssl
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -31,6 +31,7 @@ _HEADER = struct.Struct("<IIQ")
 _IOV_MAX = 512  # buffers per system call; Linux allows 1,024
 _TLS_BLOCK = 1 << 18  # bytes encrypted at a time; the other direction waits for no more
 _LOCAL_BUFFER = 1 << 22  # bytes under way between processes of one machine, if it allows so many
+_MOMENT_MS = 20  # for the rest of what has begun to come; it saves a look at all other channels
 _SEND_SECONDS = 30.0  # for a process of the same machine to read on; then it is stopped
 # A peer whose machine vanished without a word is noticed within half a minute.
 # Keep-alive serves an idle connection, the user timeout one with bytes on the way (in ms).
@@ -72,13 +73,20 @@ class Header(NamedTuple):
 
 
 class Channel:
-    """One end of a connection; one thread may send while another receives."""
+    """One end of a connection; one thread may send while another receives.
+
+    Whoever has one channel waits for it: ``send`` and ``recv_*``. A thread that serves many must
+    wait for none of them: ``post`` and ``flush``, ``frame`` and ``arrive``. Do not mix the two ways
+    in one direction.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._gather = not isinstance(sock, ssl.SSLSocket)  # TLS has no sendmsg
         # OpenSSL allows one thread at a time, so nobody may wait for the network in a call of it.
         self._tls = threading.Lock()
+        self._posting = threading.Lock()
+        self._kept: list[memoryview] = []  # what was posted and not taken yet
         if not self._gather:
             sock.setblocking(False)
         if sock.family == getattr(socket, "AF_UNIX", None):
@@ -105,10 +113,7 @@ class Channel:
 
     def send(self, kind: int, blob: bytes = b"", body: Sequence[Array] = ()) -> None:
         """Send a frame; returns when the system has taken all of it."""
-        size = 0
-        for array in body:
-            size += array.nbytes
-        head = _HEADER.pack(kind, len(blob), size) + blob
+        head, size = _head_of(kind, blob, body)
         try:
             if not self._gather:
                 for part in _bytes_of((head, *body)):
@@ -163,12 +168,16 @@ class Channel:
                     wanted = select.POLLOUT
             if not wait:
                 return None
-            poll = select.poll()
-            try:
-                poll.register(self._sock, wanted)
-            except ValueError as error:  # closed meanwhile
-                raise ChannelClosed("the connection was closed") from error
-            poll.poll()
+            self._poll(wanted, None)
+
+    def _poll(self, wanted: int, milliseconds: int | None) -> bool:
+        """Wait until the socket is ready; return whether it is."""
+        poll = select.poll()
+        try:
+            poll.register(self._sock, wanted)
+        except ValueError as error:  # closed meanwhile
+            raise ChannelClosed("the connection was closed") from error
+        return bool(poll.poll(milliseconds))
 
     def recv_raw(self, header: Header) -> bytearray:
         """Read the frame's blob as it travelled."""
@@ -211,6 +220,92 @@ class Channel:
                 raise
             raise ChannelClosed(f"the connection broke while receiving: {error}") from error
 
+    # Without waiting, for a thread that serves many channels
+
+    def post(self, kind: int, blob: bytes = b"", body: Sequence[Array] = ()) -> bool:
+        """Send a frame as far as the system takes it now, and keep the rest for :meth:`flush`.
+
+        From any thread. Arrays must stay as they are until all is sent. Returns whether something
+        is kept.
+        """
+        head, _ = _head_of(kind, blob, body)
+        with self._posting:
+            self._kept += _bytes_of((head, *body))
+            self._push()
+            return bool(self._kept)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something that was posted is kept, because the other end does not read."""
+        return bool(self._kept)
+
+    def flush(self) -> bool:
+        """Go on with what is kept; return whether the system took something."""
+        with self._posting:
+            return self._push() > 0
+
+    def _push(self) -> int:
+        taken = 0
+        try:
+            while self._kept:
+                if self._gather:
+                    try:
+                        done = self._sock.sendmsg(self._kept[:_IOV_MAX], (), socket.MSG_DONTWAIT)
+                    except BlockingIOError:
+                        break
+                else:
+                    block = self._kept[0][:_TLS_BLOCK]
+                    done = self._alone(partial(self._sock.send, block), wait=False) or 0
+                    if not done:
+                        break
+                taken += done
+                self._kept = _rest(self._kept, done)
+        except OSError as error:
+            self._kept = []
+            self._shut()
+            raise ChannelClosed(f"the connection broke while sending: {error}") from error
+        return taken
+
+    def frame(self) -> Generator[None, None, tuple[Header, Any]]:
+        """Read header and blob of the next frame; yield whenever the rest has not come yet.
+
+        The body is left to :meth:`arrive`.
+        """
+        raw = bytearray(_HEADER.size)
+        yield from self._arrive((raw,), 0)
+        header = Header(*_HEADER.unpack(raw))
+        blob = bytearray(header.blob)
+        yield from self._arrive((blob,), _MOMENT_MS)
+        return header, loads(blob) if blob else None
+
+    def arrive(self, arrays: Sequence[Array]) -> Iterator[None]:
+        """Read a body into contiguous arrays; yield whenever nothing comes for a moment."""
+        return self._arrive(arrays, _MOMENT_MS)
+
+    def _arrive(
+        self, buffers: Sequence[bytearray | Array], patience: int
+    ) -> Generator[None, None, None]:
+        parts = _bytes_of(buffers)
+        while parts:
+            try:
+                if self._gather:
+                    done: int | None = self._sock.recvmsg_into(
+                        parts[:_IOV_MAX], 0, socket.MSG_DONTWAIT
+                    )[0]
+                else:
+                    done = self._alone(partial(self._sock.recv_into, parts[0]), wait=False)
+            except BlockingIOError:
+                done = None
+            except OSError as error:
+                raise ChannelClosed(f"the connection broke while receiving: {error}") from error
+            if done is None:
+                if not patience or not self._poll(select.POLLIN, patience):
+                    yield
+            elif not done:
+                raise ChannelClosed("the other end closed the connection")
+            else:
+                parts = _rest(parts, done)
+
     def close(self) -> None:
         """Close the connection; a thread that waits on it is woken."""
         self._shut()
@@ -221,6 +316,14 @@ class Channel:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass
+
+
+def _head_of(kind: int, blob: bytes, body: Sequence[Array]) -> tuple[bytes, int]:
+    """Return what goes before the body, and the body's size."""
+    size = 0
+    for array in body:
+        size += array.nbytes
+    return _HEADER.pack(kind, len(blob), size) + blob, size
 
 
 def _bytes_of(buffers: Sequence[bytes | bytearray | memoryview | Array]) -> list[memoryview]:

@@ -228,6 +228,13 @@ class Collector:
         -------
         int
             The new version's number.
+
+        Raises
+        ------
+        ConfigError
+            If it is another policy than the first, or a scalar is no finite number.
+        Diverged
+            If the policy has become NaN; the workers go on with the version they have.
         """
         self._check_open()
         if not isinstance(policy, Policy):

@@ -14,6 +14,7 @@ __all__ = [
     "ClosedError",
     "ClusterEnvError",
     "ConfigError",
+    "Diverged",
     "EmptyStore",
     "EnvError",
     "EnvGivenUp",
@@ -45,6 +46,10 @@ class ClusterEnvError(Exception):
 
 class ConfigError(ClusterEnvError, ValueError):
     """An argument or setting that cannot work."""
+
+
+class Diverged(ConfigError):
+    """A policy or learner has become NaN; what would go on from it is spared."""
 
 
 class UnknownEnv(ClusterEnvError, gym_error.UnregisteredEnv):

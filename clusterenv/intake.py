@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import logging
 import queue
-import selectors
-import socket
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any
 
 from clusterenv import config
 from clusterenv.batch import Batch
-from clusterenv.channel import Header, dumps
+from clusterenv.channel import dumps
 from clusterenv.errors import (
     ChannelClosed,
     ClosedError,
@@ -25,14 +21,15 @@ from clusterenv.errors import (
 from clusterenv.fleet import Fleet, Link, env_error
 from clusterenv.fragment import Cut
 from clusterenv.frames import Frame
-from clusterenv.lending import Lender
+from clusterenv.schema import Column
 from clusterenv.serving import Serving
 from clusterenv.stats import Stats, Tally
 from clusterenv.supervision import Restarts
 from clusterenv.supervisor import Supervisor
+from clusterenv.switchboard import Message, Switchboard
 from clusterenv.sync.publisher import Publisher
 from clusterenv.telemetry import Telemetry
-from clusterenv.wire import FragmentMeta, Parts, receive
+from clusterenv.wire import FragmentMeta, Parts, columns_of
 
 __all__ = ["Intake"]
 
@@ -85,7 +82,6 @@ class Intake:
         self.roster = threading.RLock()
         """Held by whoever changes which shards there are, have tickets, and have heard what."""
         self._closed = False
-        self._locks = [threading.Lock() for _ in fleet.links]
         self._waiting = [0] * len(fleet.links)  # batches of each shard that were not taken yet
         self._awaited: set[int] = set()  # shards that owe a fragment that was asked for
         self._ending: set[int] = set()  # shards that are drained for good
@@ -93,10 +89,10 @@ class Intake:
         self._announced: bytes | None = None
         self._returning: queue.SimpleQueue[Link] = queue.SimpleQueue()
         self._received: queue.SimpleQueue[Batch | BaseException] = queue.SimpleQueue()
-        self._woken, self._waker = socket.socketpair()
+        self._switchboard = Switchboard()
         self._looked = time.monotonic()
         self._deadlines = config.seconds("timeout.silence"), config.seconds("timeout.step")
-        self._lender = Lender()  # of what batches are made of
+        self._send = self._switchboard.send
         self._serving = Serving(fleet, publisher, tally, self._send, relays=relays)
         self.supervisor = Supervisor(
             fleet, restarts, max_shards, self._back, self._drain, self._received.put
@@ -160,92 +156,82 @@ class Intake:
     def close(self, timeout: float) -> None:
         """Hear nothing more, and end the shards."""
         self._closed = True
-        self._waker.send(b"!")
+        self._switchboard.wake()
         try:
             self.supervisor.close(timeout)
             self._fleet.close(timeout)
         finally:
             if threading.current_thread() is not self._thread:
                 self._thread.join(timeout=5.0)
-            self._woken.close()
-            self._waker.close()
+            self._switchboard.close()
             self._received.put(ClosedError("this Collector was closed while somebody waited"))
 
     # The thread
 
     def _run(self) -> None:
         try:
-            with selectors.DefaultSelector() as selector:
-                selector.register(self._woken, selectors.EVENT_READ)
-                for link in self._fleet.links:
-                    selector.register(link.channel, selectors.EVENT_READ, link)
-                while not self._closed:
-                    self._attend(selector)
+            for link in self._fleet.links:
+                self._switchboard.add(link)
+            while not self._closed:
+                self._attend()
         except Exception as error:
             if not self._closed:
                 self._received.put(error)
 
-    def _attend(self, selector: selectors.BaseSelector) -> None:
-        """Read what has arrived, take in shards that are back, look after those that are quiet."""
-        links = [link for link in self._fleet.links if not link.lost]
-        buffered = [link for link in links if link.channel.has_buffered()]
-        ready: list[Link | None] = [*buffered]
-        if not ready:
-            ready = [key.data for key, _ in selector.select(_WATCH_SECONDS)]
-        for link in ready:
-            if link is None:
-                self._admit(selector)
-            elif not link.lost:
-                try:
-                    self._read(selector, link)
-                except (WorkerLost, EnvError, PolicyError, ConfigError) as error:
-                    self._part(selector, link, error)
+    def _attend(self) -> None:
+        """Hear what has arrived, take in shards that are back, look after those that are quiet."""
+        for link, message in self._switchboard.listen(_WATCH_SECONDS):
+            try:
+                if isinstance(message, ChannelClosed):
+                    raise self._fleet.lost(link) from message
+                self._act_on(link, message)
+            except (WorkerLost, EnvError, PolicyError, ConfigError) as error:
+                self._part(link, error)
+        while not self._returning.empty():
+            self._admit(self._returning.get())
         for gone in self._fleet.gone():
-            self._part(selector, gone, self._fleet.lost(gone))
+            self._part(gone, self._fleet.lost(gone))
         now = time.monotonic()
-        if now - self._looked < _WATCH_SECONDS:
-            return
-        self._looked = now
+        if now - self._looked >= _WATCH_SECONDS:
+            held_up = now - self._looked > self._deadlines[0] / 2
+            self._looked = now
+            self._look_after(now, held_up)
+
+    def _look_after(self, now: float, held_up: bool) -> None:
+        """Part from shards that do not answer, and ask all others whether they move."""
         if self._telemetry.due(now):
             self._telemetry.tell(now, self.stats())
-        for quiet in links:
-            if quiet.lost:
-                continue
-            fault = quiet.pulse.fault(now, *self._deadlines)
+        for link in [link for link in self._fleet.links if not link.lost]:
+            if held_up:  # this thread was: who was not listened to has not been silent
+                link.pulse.heard(now)
+            fault = link.pulse.fault(now, *self._deadlines)
             if fault is not None:
-                self._part(selector, quiet, WorkerLost(f"{quiet} {fault}."), end_process=True)
+                self._part(link, WorkerLost(f"{link} {fault}."), end_process=True)
             else:
-                self._send(quiet, Frame.PING, dumps(None))
+                self._send(link, Frame.PING, dumps(None))
 
-    def _read(self, selector: selectors.BaseSelector, link: Link) -> None:
-        try:
-            header = link.channel.try_header()
-            if header is None:
-                return
-            blob = link.channel.recv_blob(header)
-            link.pulse.heard(time.monotonic())
-            if header.kind == Frame.FRAGMENT:
-                batch = self._batch(link, header, FragmentMeta(*blob))
-                link.pulse.progress(time.monotonic())
-                with self.roster:
-                    self._awaited.discard(link.index)
-                    self._waiting[link.index] += 1
-                    self._received.put(batch)
-            elif header.kind == Frame.PULL:
-                self._serving.pull(link, whole=blob)
-            elif header.kind == Frame.HELD:
-                self._serving.held(link, blob)
-            elif header.kind == Frame.PONG:
-                link.pulse.pong(time.monotonic(), *blob)
-            elif header.kind == Frame.DRAINED:
-                self._drained(selector, link, blob)
-            elif header.kind == Frame.FAILED:
-                raise env_error(link, blob)
-        except ChannelClosed as error:
-            raise self._fleet.lost(link) from error
+    def _act_on(self, link: Link, message: Message) -> None:
+        kind, blob, body = message
+        if kind == Frame.FRAGMENT:
+            batch = self._batch(link, body, FragmentMeta(*blob))
+            link.pulse.progress(time.monotonic())
+            with self.roster:
+                self._awaited.discard(link.index)
+                self._waiting[link.index] += 1
+                self._received.put(batch)
+        elif kind == Frame.PULL:
+            self._serving.pull(link, whole=blob)
+        elif kind == Frame.HELD:
+            self._serving.held(link, blob)
+        elif kind == Frame.PONG:
+            link.pulse.pong(time.monotonic(), *blob)
+        elif kind == Frame.DRAINED:
+            self._drained(link, blob)
+        elif kind == Frame.FAILED:
+            raise env_error(link, blob)
 
-    def _batch(self, link: Link, header: Header, meta: FragmentMeta) -> Batch:
-        columns, tails, state = receive(link.channel, header, Parts(*meta.parts), self._lender)
+    def _batch(self, link: Link, body: Column, meta: FragmentMeta) -> Batch:
+        columns, tails, state = columns_of(body, Parts(*meta.parts))
         tail_rows = tails.pop("")
         cuts = [Cut(*cut) for cut in meta.cuts]
         batch = Batch(
@@ -263,17 +249,10 @@ class Intake:
             logger.warning("environment %d of %s was rebuilt: %s", cut.env, link, cut.reason)
         link.delivered += batch.num_rows
         with self._tally.lock:
-            self._tally.add(link.index, batch.num_rows, header.body, meta)
+            self._tally.add(link.index, batch.num_rows, body.nbytes, meta)
             if self.streaming:
                 self._tally.settle()
         return batch
-
-    def _send(self, link: Link, kind: Frame, blob: bytes, body: Sequence[Any] = ()) -> None:
-        try:
-            with self._locks[link.index]:
-                link.channel.send(kind, blob, body)
-        except ChannelClosed:
-            pass  # the thread notices it too, and knows what to do
 
     def _give_tickets(self, link: Link, count: int) -> None:
         """Let a shard make fragments as it likes."""
@@ -282,19 +261,13 @@ class Intake:
 
     # Shards that leave and come
 
-    def _part(
-        self,
-        selector: selectors.BaseSelector,
-        link: Link,
-        error: BaseException,
-        end_process: bool = False,
-    ) -> None:
+    def _part(self, link: Link, error: BaseException, end_process: bool = False) -> None:
         """Hear nothing more of a shard, and have it placed again."""
         if link.index in self._ending:
-            self._drained(selector, link, 0)
+            self._drained(link, 0)
             return
         self._serving.parted(link)
-        selector.unregister(link.channel)
+        self._switchboard.remove(link)
         with self._tally.lock:
             self._tally.lost(max(0, link.pulse.steps * link.share.count - link.delivered))
         self.supervisor.lost(link, error, end_process)
@@ -307,10 +280,10 @@ class Intake:
                 self._ending.add(link.index)
         self._send(link, Frame.DRAIN, dumps(None))
 
-    def _drained(self, selector: selectors.BaseSelector, link: Link, rows: int) -> None:
+    def _drained(self, link: Link, rows: int) -> None:
         """Hear nothing more of a shard that has delivered all, and have it placed elsewhere."""
         self._serving.parted(link)
-        selector.unregister(link.channel)
+        self._switchboard.remove(link)
         with self.roster:
             with self._tally.lock:
                 self._tally.left_behind(rows)
@@ -327,29 +300,25 @@ class Intake:
     def _back(self, link: Link) -> None:
         """Hand a shard that was placed again to the thread."""
         self._returning.put(link)
-        self._waker.send(b"!")
+        self._switchboard.wake()
 
-    def _admit(self, selector: selectors.BaseSelector) -> None:
+    def _admit(self, link: Link) -> None:
         """Take in a shard that was placed again: the newest policy, then tickets."""
-        self._woken.recv(64)
-        while not self._returning.empty():
-            link = self._returning.get()
-            with self.roster:
-                self._fleet.replace(link)
-                if link.index == len(self._locks):
-                    self._locks.append(threading.Lock())
-                    self._waiting.append(0)
-                if link.index == len(self._publisher.in_use):
-                    self._publisher.in_use.append(self._publisher.version)
-                with self._tally.lock:
-                    self._tally.began(link.index, link.incarnation, link.because)
-                if self._announced is not None:
-                    self._serving.give(link)
-                    self._send(link, Frame.ANNOUNCE, self._announced)
-                selector.register(link.channel, selectors.EVENT_READ, link)
-                if self.streaming:
-                    self._give_tickets(link, self._credits - self._waiting[link.index])
-                elif link.index in self._awaited:
-                    self._send(link, Frame.TICKET, dumps(True))
-            level = logging.WARNING if link.because == "loss" else logging.INFO
-            logger.log(level, "%s is there, incarnation %d.", link, link.incarnation)
+        with self.roster:
+            self._fleet.replace(link)
+            if link.index == len(self._waiting):
+                self._waiting.append(0)
+            if link.index == len(self._publisher.in_use):
+                self._publisher.in_use.append(self._publisher.version)
+            with self._tally.lock:
+                self._tally.began(link.index, link.incarnation, link.because)
+            if self._announced is not None:
+                self._serving.give(link)
+                self._send(link, Frame.ANNOUNCE, self._announced)
+            self._switchboard.add(link)
+            if self.streaming:
+                self._give_tickets(link, self._credits - self._waiting[link.index])
+            elif link.index in self._awaited:
+                self._send(link, Frame.TICKET, dumps(True))
+        level = logging.WARNING if link.because == "loss" else logging.INFO
+        logger.log(level, "%s is there, incarnation %d.", link, link.incarnation)

@@ -7,12 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clusterenv.channel import Array, Channel, Header
+from clusterenv.channel import Array
 from clusterenv.fragment import Cut, Fragment
-from clusterenv.lending import Lender
 from clusterenv.schema import Column
 
-__all__ = ["ColumnSpec", "FragmentMeta", "Parts", "body_of", "parts_of", "receive"]
+__all__ = ["ColumnSpec", "FragmentMeta", "Parts", "body_of", "columns_of", "parts_of"]
 
 
 class ColumnSpec(NamedTuple):
@@ -77,20 +76,16 @@ def body_of(fragment: Fragment, parts: Parts) -> list[Array]:
     return [np.ascontiguousarray(arrays[k][: specs[k].rows]) for k in _order(specs)]
 
 
-def receive(
-    channel: Channel, header: Header, parts: Parts, lender: Lender
-) -> list[dict[str, Column]]:
-    """Read a body into one piece of memory, and return columns, tail and state as views of it."""
+def columns_of(body: Column, parts: Parts) -> list[dict[str, Column]]:
+    """Return columns, tail and state as views of a body that has arrived."""
     specs = _all(parts)
-    buffer = lender.empty((header.body,), np.dtype(np.uint8))
-    channel.recv_body(header, [buffer])
     arrays: dict[int, Column] = {}
     begin = 0
     for k in _order(specs):
         spec = specs[k]
         dtype, shape = np.dtype(spec.dtype), (spec.rows, *spec.shape[1:])
         end = begin + dtype.itemsize * int(np.prod(shape))
-        array = buffer[begin:end].view(dtype).reshape(shape)
+        array = body[begin:end].view(dtype).reshape(shape)
         if spec.rows < spec.shape[0]:
             array = np.tile(array, (spec.shape[0] // spec.rows, *(1 for _ in shape[1:])))
         arrays[k] = array

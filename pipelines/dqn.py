@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import clusterenv
-from clusterenv.errors import ClusterEnvError
+from clusterenv.errors import ClusterEnvError, Diverged
 from clusterenv.policies import EpsilonGreedy
 from clusterenv.store import NStep, Prioritized, Ratio, ReplayStore, Uniform
 from pipelines import dashboard, options, ranges
@@ -336,6 +336,9 @@ class Training:
                     if self.steps - committed >= args.checkpoint_every:
                         self.commit()
                         committed = self.steps
+        except Diverged:
+            self.display.say(f"{self.session.out} is as it was at the last commit")
+            raise
         except ClusterEnvError:
             # In a terminal, Ctrl-C also reaches the workers of a local cluster.
             if not interrupt.wanted:

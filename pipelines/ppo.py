@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import clusterenv
-from clusterenv.errors import ClusterEnvError, ConfigError
+from clusterenv.errors import ClusterEnvError, ConfigError, Diverged
 from clusterenv.store import Rollout, RolloutStore
 from pipelines import dashboard, gae, options, ranges, run_args
 from pipelines.agents import PPOAgent
@@ -285,6 +285,12 @@ def train(args: Args) -> Result:
                     reached_at = steps
                 if done % args.checkpoint_every == 0:
                     save()
+        except Diverged:
+            if run.checkpoint.exists():
+                display.say(
+                    f"{run.checkpoint} was saved before; --resume --out {out} goes on there"
+                )
+            raise
         except ClusterEnvError:
             # In a terminal, Ctrl-C also reaches the workers of a local cluster.
             if not interrupt.wanted:

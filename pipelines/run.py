@@ -6,14 +6,14 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
 import torch
 
-from clusterenv.errors import ConfigError
+from clusterenv.errors import ConfigError, Diverged
 from pipelines.directories import taken
 from pipelines.metrics import Metrics
 from pipelines.sinks import CsvFile, JsonLines, Sink, TensorBoard, WandB, read_csv
@@ -85,7 +85,18 @@ class Run:
             What :meth:`load` will return.
         name
             Of the file, if it is to lie beside the checkpoint before.
+
+        Raises
+        ------
+        Diverged
+            If a tensor holds NaN; the checkpoint before is left as it is.
         """
+        for place, tensor in _tensors(state):
+            if tensor.is_floating_point() and tensor.isnan().any():
+                last = f"{self.checkpoint} is as it was" if self.checkpoint.exists() else "nothing"
+                raise Diverged(
+                    f"the learner's {place} holds NaN and is not saved; what is saved: {last}"
+                )
         self.out.mkdir(parents=True, exist_ok=True)
         if name is not None:
             self.checkpoint = self.out / name
@@ -152,6 +163,15 @@ class Run:
         path = self.out / "curve.png"
         figure.savefig(path, dpi=120)
         return path
+
+
+def _tensors(value: Any, place: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Return all tensors of a state, and where each is."""
+    if isinstance(value, torch.Tensor):
+        yield place, value
+    elif isinstance(value, Mapping):
+        for name, part in value.items():
+            yield from _tensors(part, f"{place}.{name}" if place else str(name))
 
 
 class Interrupt:

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,6 +99,45 @@ def test_a_process_of_this_machine_that_does_not_read_is_given_up(
         ours.send(2)
     ours.close()
     theirs.close()
+
+
+def test_a_thread_that_serves_many_waits_for_none(ends: tuple[Channel, Channel]) -> None:
+    """Frames in both directions, larger than what lies between; one thread for both ends."""
+    head, shard = ends
+    sent = [np.random.default_rng(k).integers(0, 255, 9_000_001, np.uint8) for k in range(2)]
+    assert head.post(5, b"\x80\x05K\x2a.", sent[:1])
+    assert head.post(6)
+    assert shard.post(7, b"", sent[1:])
+    got: list[tuple[int, Any]] = []
+
+    def reading(channel: Channel, frames: int) -> Iterator[None]:
+        for _ in range(frames):
+            header, blob = yield from channel.frame()
+            body = np.empty(header.body, np.uint8)
+            yield from channel.arrive([body])
+            got.append((header.kind, blob))
+            assert header.kind == 6 or (body == sent[header.kind == 7]).all()
+
+    readers = [reading(shard, 2), reading(head, 1)]
+    while readers:
+        readers = [each for each in readers if next(each, "over") is None]
+        for channel in ends:
+            if channel.is_behind:
+                channel.flush()
+    assert sorted(got) == [(5, 42), (6, None), (7, None)]
+    assert not head.flush()
+
+
+def test_the_end_of_a_connection_ends_what_was_on_its_way(ends: tuple[Channel, Channel]) -> None:
+    head, shard = ends
+    head.post(5, b"", [np.zeros(9_000_001, np.uint8)])
+    for _ in shard.frame():
+        pass
+    head.close()
+    with pytest.raises(ChannelClosed):
+        list(shard.arrive([np.empty(9_000_001, np.uint8)]))
+    with pytest.raises(ChannelClosed):
+        list(iter(lambda: shard.post(5, b"", [np.zeros(9_000_001, np.uint8)]), None))
 
 
 def test_the_other_end_closing_is_noticed_at_once(ends: tuple[Channel, Channel]) -> None:

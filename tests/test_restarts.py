@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import dask
@@ -21,6 +22,7 @@ from distributed import Client
 import clusterenv
 from clusterenv import Batch, Restarts, errors
 from clusterenv.fleet import Share
+from clusterenv.frames import Frame
 
 
 class Counts(gym.Env[Any, Any]):
@@ -186,6 +188,92 @@ def test_a_stopped_process_is_lost_and_cannot_deliver_when_it_returns(fragile: C
         assert restarted(collector, batches, 1)
         batches += collector.collect(500)
     check(batches)
+
+
+class Wide(gym.Env[Any, Any]):
+    """Fragments of many times what a socket takes at once."""
+
+    observation_space = gym.spaces.Box(0, 255, (1 << 20,), np.uint8)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.now = np.zeros(1 << 20, np.uint8)
+        return self.now, {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.now, 0.0, False, False, {}
+
+
+class Heavy(clusterenv.policies.Policy):
+    """Weights of many times what a socket takes at once; acts by none of them."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(size))
+
+    def act(self, obs: Any, context: clusterenv.policies.Context) -> clusterenv.policies.Decision:
+        return clusterenv.policies.Decision(torch.zeros(len(obs), dtype=torch.int64))
+
+
+def stop_when(monkeypatch: pytest.MonkeyPatch, link: Any, method: str, kind: int | None) -> Event:
+    """Stop the process of a shard when the head begins to read a body of it, or to send one."""
+    pid = link.future.client.run(os.getpid, workers=[link.worker])[link.worker]
+    real, stopped = getattr(link.channel, method), Event()
+
+    def stopping(*args: Any) -> Any:
+        if kind in (None, args[0]) and not stopped.is_set():
+            os.kill(pid, signal.SIGSTOP)
+            stopped.set()
+        return real(*args)
+
+    monkeypatch.setattr(link.channel, method, stopping)
+    return stopped
+
+
+@pytest.mark.parametrize("local", [True, False], ids=["local", "tls"])
+def test_a_process_that_stops_within_a_fragment_holds_up_no_other(
+    fragile: Client, monkeypatch: pytest.MonkeyPatch, local: bool
+) -> None:
+    settings = {"clusterenv.timeout.silence": "3s", "clusterenv.channel.local": local}
+    options: dict[str, Any] = {"num_envs": 2, "shards": 2, "horizon": 16, "cluster": fragile}
+    with (
+        dask.config.set(settings),
+        clusterenv.Collector(Wide, Heavy(1), **options) as collector,
+    ):
+        batches = iter(collector)
+        next(batches)
+        stopped = stop_when(monkeypatch, collector._fleet.links[0], "arrive", None)
+        assert wait_until(lambda: bool(next(batches)) and stopped.is_set())
+        meanwhile = 0
+        while collector.stats().incarnations == [0, 0]:
+            meanwhile += next(batches).shard == 1
+        assert meanwhile > 5  # two had been asked for before
+        assert wait_until(lambda: next(batches).incarnation == 1, 30)
+        assert collector.stats().incarnations == [1, 0]
+
+
+def test_a_process_that_stops_while_it_gets_weights_holds_up_no_other(
+    fragile: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heavy = Heavy(8_000_000)
+    settings = {"clusterenv.timeout.silence": "6s", "clusterenv.channel.relay": None}
+    options: dict[str, Any] = {"num_envs": 2, "shards": 2, "horizon": 16, "cluster": fragile}
+    with dask.config.set(settings), clusterenv.Collector(Counts, heavy, **options) as collector:
+        batches = iter(collector)
+        next(batches)
+        stopped = stop_when(monkeypatch, collector._fleet.links[0], "post", Frame.WEIGHTS)
+        versions = {0: 0, 1: 0}
+        while not stopped.is_set() or versions[1] < collector.stats().version:
+            if versions[1] == collector.stats().version:  # one after the other, and one more
+                with torch.no_grad():
+                    heavy.weight.add_(1)
+                collector.publish(heavy)
+            batch = next(batches)
+            versions[batch.shard] = batch.policy_version
+        assert collector.stats().incarnations == [0, 0]
+        assert versions[0] < versions[1]
+        assert wait_until(lambda: next(batches).incarnation == 1, 30)
+        assert collector.stats().incarnations == [1, 0]
 
 
 def test_the_run_ends_with_all_that_was_seen_when_the_budget_is_spent(fragile: Client) -> None:

@@ -133,7 +133,9 @@ class Publisher:
         Raises
         ------
         ConfigError
-            If the policy is another one, or has become NaN.
+            If the policy is another one.
+        Diverged
+            If it has become NaN.
         """
         check_numbers(policy, self.version)
         weights = pack(policy, self._manifest, self.version + 1, self._lender)

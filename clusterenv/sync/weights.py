@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from clusterenv.errors import ConfigError
+from clusterenv.errors import ConfigError, Diverged
 from clusterenv.lending import Lender
 
 __all__ = [
@@ -146,7 +146,7 @@ def check_numbers(module: nn.Module, version: int) -> None:
         for name, tensor in _state(module).items():
             # The sum is NaN if a number is, and found in a tenth of the time.
             if tensor.is_floating_point() and tensor.sum().isnan() and tensor.isnan().any():
-                raise ConfigError(
+                raise Diverged(
                     f"the policy's {name!r} holds NaN: the learner has diverged, "
                     f"and the workers go on with version {version}. A smaller learning rate, "
                     "clipped gradients or checked losses keep it from that"

@@ -23,7 +23,7 @@ from distributed import Client
 from torch import Tensor
 
 import clusterenv
-from clusterenv.errors import ConfigError, StoreTooLarge, UnknownEnv
+from clusterenv.errors import ConfigError, Diverged, StoreTooLarge, UnknownEnv
 from clusterenv.store import NStep, ReplayStore, Uniform
 from pipelines.directories import note_of
 from pipelines.dqn import Args, Learner, epsilon_schedule, main, preset, targets, train
@@ -291,6 +291,30 @@ def test_a_goal_ends_the_run(tmp_path: Path, cluster: str) -> None:
     assert result.judged_return >= 8
     again = train(small(tmp_path, total_steps=50_000, stop_at=8.0, cluster=cluster))
     assert again.reached_at == result.reached_at
+
+
+@pytest.mark.parametrize("prioritized", [True, False])
+def test_a_learner_that_becomes_nan_is_not_committed(
+    tmp_path: Path, cluster: str, monkeypatch: pytest.MonkeyPatch, prioritized: bool
+) -> None:
+    """Also if no version is published before the next commit."""
+    update = Learner.update
+
+    def explode(self: Learner, given: dict[str, Tensor]) -> Tensor:
+        if self.updates == 60:
+            with torch.no_grad():
+                next(self.q.parameters()).fill_(math.nan)
+        return update(self, given)
+
+    options = {"prioritized": prioritized, "publish_every": 10_000, "checkpoint_every": 128}
+    args = small(tmp_path, cluster=cluster, **options)
+    with monkeypatch.context() as patched:
+        patched.setattr(Learner, "update", explode)
+        with pytest.raises(Diverged, match="holds NaN and is not saved"):
+            train(args)
+    assert 0 < note_of(tmp_path / "replay")["steps"] < 1_024
+    assert train(args).steps >= 1_024
+    assert check_rows(tmp_path / "replay") >= 1_024
 
 
 def test_weights_move_when_the_softmax_of_values_has_diverged(tmp_path: Path, cluster: str) -> None:

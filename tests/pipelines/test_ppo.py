@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -13,7 +15,7 @@ import pytest
 import torch
 from distributed import Client
 
-from clusterenv.errors import ConfigError
+from clusterenv.errors import ConfigError, Diverged
 from clusterenv.policies import Context
 from clusterenv.store import Rollout
 from pipelines.agents import PPOAgent
@@ -76,6 +78,28 @@ def test_a_run_writes_its_progress_and_can_be_resumed(tmp_path: Path, cluster: s
     assert resumed["agent"]["stats.count"] == 1280
     updates = [state["optimizer"]["state"][0]["step"].item() for state in (saved, resumed)]
     assert updates == [3 * 2 * 4, 5 * 2 * 4]
+
+
+def test_a_learner_that_becomes_nan_is_not_saved(
+    tmp_path: Path, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    updates = []
+
+    def explode(agent: PPOAgent, *rest: Any) -> dict[str, float]:
+        updates.append(update(agent, *rest))
+        if len(updates) == 3:
+            with torch.no_grad():
+                next(agent.parameters()).fill_(math.nan)
+        return updates[-1]
+
+    args = short(tmp_path, 5 * 256, cluster=cluster, checkpoint_every=1)
+    with monkeypatch.context() as patched:
+        patched.setattr("pipelines.ppo.update", explode)
+        with pytest.raises(Diverged, match="the learner has diverged"):
+            train(args)
+    saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    assert saved["metrics"]["steps"] == 512
+    assert train(dataclasses.replace(args, resume=True)).steps == 5 * 256
 
 
 def test_another_runs_directory_is_not_overwritten(tmp_path: Path) -> None:
