@@ -180,7 +180,6 @@ class Collector:
         if not self._intake.streaming:
             self._intake.stream()
         batch = self._take()
-        self._intake.go_on(batch.shard)
         self._sample_probe(batch)
         return batch
 
@@ -258,7 +257,8 @@ class Collector:
     def scale(self, shards: int) -> None:
         """Collect with so many shards, each as large as the first, as soon as workers have them.
 
-        Shards too many finish the fragment in hand, deliver it and end. It does not wait.
+        Shards too many finish the fragment in hand, deliver it and end. It does not wait. From
+        then on this number counts, not ``max_shards``.
         """
         self._check_open()
         if not is_whole(shards) or shards < 1:

@@ -114,11 +114,16 @@ class Intake:
             return self._tally.stats(self._publisher, sum(self._waiting), list(self._waiting))
 
     def take(self) -> Batch | BaseException:
-        """Wait for the next batch, or for the error that ends the run."""
+        """Wait for the next batch, or for the error that ends the run.
+
+        Once it streams, the shard may make another fragment in its place.
+        """
         item = self._received.get()
         if isinstance(item, Batch):
             with self.roster:
                 self._waiting[item.shard] -= 1
+                if self.streaming and item.shard < len(self._fleet.links):
+                    self._give_tickets(self._fleet.links[item.shard], 1)
         else:
             self._received.put(item)  # for others that wait
         return item
@@ -129,12 +134,6 @@ class Intake:
             self.streaming = True
             for link in self._fleet.links:
                 self._give_tickets(link, self._credits)
-
-    def go_on(self, shard: int) -> None:
-        """Let a shard make one fragment more, in the place of one that was taken."""
-        with self.roster:
-            if shard < len(self._fleet.links):
-                self._give_tickets(self._fleet.links[shard], 1)
 
     def ask_all(self) -> int:
         """Have every shard make one fragment, and return how many there will be."""
@@ -263,13 +262,13 @@ class Intake:
 
     def _part(self, link: Link, error: BaseException, end_process: bool = False) -> None:
         """Hear nothing more of a shard, and have it placed again."""
-        if link.index in self._ending:
+        with self._tally.lock:
+            self._tally.lost(max(0, link.pulse.steps * link.share.count - link.delivered))
+        if link.index in self._ending and link.index not in self._awaited:
             self._drained(link, 0)
             return
         self._serving.parted(link)
         self._switchboard.remove(link)
-        with self._tally.lock:
-            self._tally.lost(max(0, link.pulse.steps * link.share.count - link.delivered))
         self.supervisor.lost(link, error, end_process)
 
     def _drain(self, link: Link) -> None:
@@ -278,7 +277,7 @@ class Intake:
             link.draining = True
             if link.index >= self.supervisor.wanted:
                 self._ending.add(link.index)
-        self._send(link, Frame.DRAIN, dumps(None))
+            self._send(link, Frame.DRAIN, dumps(None))
 
     def _drained(self, link: Link, rows: int) -> None:
         """Hear nothing more of a shard that has delivered all, and have it placed elsewhere."""
@@ -320,5 +319,7 @@ class Intake:
                 self._give_tickets(link, self._credits - self._waiting[link.index])
             elif link.index in self._awaited:
                 self._send(link, Frame.TICKET, dumps(True))
+            if link.index in self._ending:  # it was lost while it owed a fragment
+                self._drain(link)
         level = logging.WARNING if link.because == "loss" else logging.INFO
         logger.log(level, "%s is there, incarnation %d.", link, link.incarnation)

@@ -86,7 +86,7 @@ class Supervisor:
     rule
         How often, and how soon.
     max_shards
-        Workers that have no shard get one, up to so many shards.
+        Workers that have no shard get one, up to so many shards, until :meth:`scale` says how many.
     back
         Called, in a thread of its own, with a shard that is there.
     drain
@@ -106,7 +106,7 @@ class Supervisor:
     ) -> None:
         self._fleet = fleet
         self._losses = Losses(rule)
-        self._max_shards = max_shards
+        self._most = max_shards
         self._wanted = len(fleet.links)
         self._back = back
         self._drain = drain
@@ -150,7 +150,12 @@ class Supervisor:
         self._start(self._move, f"move-{link.index}", link, remove)
 
     def scale(self, shards: int) -> None:
-        """Collect with so many shards, as soon as they are there or drained."""
+        """Collect with so many shards, as soon as they are there or drained, and with no more."""
+        with self._lock:
+            self._most = shards
+        self._want(shards)
+
+    def _want(self, shards: int) -> None:
         with self._lock:
             self._wanted = shards
         self._start(self._fit, "scale")
@@ -230,8 +235,8 @@ class Supervisor:
             placed = {link.index: link.worker for link in links if link.worker in load}
             for index in shards_to_move(placed, load, leaving):
                 self._drain(self._fleet.links[index])
-            if more := shards_to_add(self._wanted, self._max_shards, load, leaving):
-                self.scale(self._wanted + more)
+            if more := shards_to_add(self._wanted, self._most, load, leaving):
+                self._want(self._wanted + more)
 
     def _fit(self) -> None:
         """Add or drain shards until there are as many as wanted."""

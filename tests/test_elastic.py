@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
+from threading import Thread
 from typing import Any
 
 import dask
 import gymnasium as gym
 import pytest
+from agents import Cycle
 from conftest import wait_until
 from distributed import Client, LocalCluster
 from test_restarts import check, collecting, policy
+from worlds import Slow
 
 import clusterenv
 from clusterenv import Batch, errors
@@ -135,6 +140,46 @@ def test_scaling_up_and_down_loses_nothing(client: Client, lock_step: bool) -> N
     assert stats.restarts == 0
     assert stats.rows == sum(b.num_rows for b in batches) + 16 * 2 * collector.ready
     check(batches)
+
+
+def test_fewer_shards_stay_fewer_though_a_worker_is_free() -> None:
+    batches: list[Batch] = []
+    with (
+        dask.config.set({"clusterenv.watch": "100ms"}),
+        clusterenv.connect("local", n_workers=2) as client,
+        collecting(client, max_shards=3) as collector,
+    ):
+        batches += collector.collect(100)
+        collector.scale(1)
+        assert take_until(collector, batches, lambda: collector.shards == 1)
+        looked = time.monotonic() + 1.5
+        assert take_until(collector, batches, lambda: time.monotonic() > looked)
+        assert collector.shards == 1
+        client.cluster.scale(3)
+        collector.scale(2)
+        assert take_until(collector, batches, lambda: collector.shards == 2)
+    check(batches)
+
+
+def test_a_rollout_is_whole_though_a_shard_is_lost_that_was_to_end() -> None:
+    with clusterenv.connect("local", n_workers=2) as client:
+        collector = clusterenv.Collector(
+            Slow, Cycle(2), num_envs=2, shards=2, horizon=800, cluster=client
+        )
+        pid = client.run(os.getpid)[collector._fleet.links[1].worker]
+        found: list[list[Batch]] = []
+        reader = Thread(target=lambda: found.append(collector.rollout()))
+        reader.start()
+        intake = collector._intake
+        assert wait_until(lambda: intake._awaited == {0, 1})
+        collector.scale(1)
+        assert wait_until(lambda: intake._ending == {1})
+        os.kill(pid, signal.SIGKILL)
+        reader.join(60)
+        assert [(batch.shard, batch.incarnation) for batch in found[0]] == [(0, 0), (1, 1)]
+        assert wait_until(lambda: collector.shards == 1)
+        assert [batch.shard for batch in collector.rollout()] == [0]
+        collector.close()
 
 
 def test_a_shard_moves_before_the_lifetime_of_its_worker_ends() -> None:
