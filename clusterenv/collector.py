@@ -15,7 +15,6 @@ import gymnasium as gym
 import numpy as np
 from dask.utils import parse_bytes
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AutoresetMode
 
 from clusterenv import config
 from clusterenv.arguments import check_collector, check_survival, pickled
@@ -117,10 +116,7 @@ class Collector:
         env_faults = EnvFaults() if env_faults is None else env_faults
         check_collector(policy, horizon, credits, rule, seed, switch, version)
         check_survival(restarts, env_faults, shards, max_shards)
-        # The loop resets in the same step, so that no step is spent on resetting.
-        loop = engine in ("auto", "gymnasium")
-        mode = AutoresetMode.SAME_STEP if loop else AutoresetMode.NEXT_STEP
-        recipe = make_recipe(env, num_envs, engine, mode, wrappers, env_kwargs)
+        recipe = make_recipe(env, num_envs, engine, None, wrappers, env_kwargs)
         relays = _relays(policy)
         spec = StreamSpec(policy, rule, horizon, seed, version, switch, env_faults, relays)
         stream = pickled(spec)

@@ -75,7 +75,7 @@ def make_recipe(
     env: Any,
     num_envs: int,
     engine: str,
-    autoreset_mode: AutoresetMode | str,
+    autoreset_mode: AutoresetMode | str | None,
     wrappers: Sequence[Callable[..., Any]],
     kwargs: dict[str, Any],
 ) -> Recipe:
@@ -84,7 +84,7 @@ def make_recipe(
         raise ConfigError(f"engine={engine!r} is unknown; one of 'auto', {list(ENGINES)}")
     engine = "gymnasium" if engine == "auto" else engine
     try:
-        mode = AutoresetMode(autoreset_mode)
+        mode = None if autoreset_mode is None else AutoresetMode(autoreset_mode)
     except ValueError as error:
         raise ConfigError(
             f"autoreset_mode={autoreset_mode!r} is unknown; "

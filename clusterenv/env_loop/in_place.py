@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,8 +15,9 @@ from clusterenv.env_loop.filler import Filler
 from clusterenv.env_loop.guard import Guard
 from clusterenv.env_loop.mending import Mender
 from clusterenv.envs import Engine, EnvRaised, Slot
+from clusterenv.envs.native import batch_parts
 from clusterenv.fragment import Fragment
-from clusterenv.infos import pack
+from clusterenv.infos import VectorInfo, pack
 from clusterenv.schema import Column
 
 __all__ = ["InPlace"]
@@ -100,6 +101,8 @@ class InPlace(Filler):
                 chooser.reset_state(terminated[t] | truncated[t])
         self._obs_now = [column[horizon] for column in obs]
         ended = terminated | truncated
+        if len(finals) != np.count_nonzero(ended):
+            self._check_finals(ended, finals)
         book = self._ledger.post_block(np.arange(n), block["reward"], ended)
         last = np.flatnonzero(~ended[-1])
         tail = self._layout.empty(len(finals))
@@ -139,10 +142,31 @@ class InPlace(Filler):
     ) -> None:
         """Take from the infos of a step, of ``rows`` or of all, what belongs to the fragment."""
         self._chooser.mask.note(infos, rows, began)
-        if "final_obs" in infos:
+        if "final_obs" not in infos:
+            return
+        if isinstance(infos, VectorInfo):
+            at = np.flatnonzero(np.zeros(0) if began is None else began)
+            values = self._unbatched(infos["final_obs"], at.tolist())
+        else:
             at, values = infos["final_obs"]
-            where = at if rows is None else np.asarray(rows)[at]
-            finals.update(zip((t * self._n + where).tolist(), values, strict=True))
+        where = at if rows is None else np.asarray(rows)[at]
+        finals.update(zip((t * self._n + where).tolist(), values, strict=True))
+
+    def _unbatched(self, batch: Any, rows: list[int]) -> list[Any]:
+        """Return the observations of some environments: of an array of them, or of a batch."""
+        if isinstance(batch, np.ndarray) and batch.dtype == object:
+            return [batch[row] for row in rows]
+        parts = list(batch_parts(self._engine.description.observation_space, batch))
+        return [self._layout.nest([np.array(part[row]) for part in parts]) for row in rows]
+
+    def _check_finals(self, ended: npt.NDArray[np.bool_], finals: Collection[int]) -> None:
+        """Raise if an episode has ended of which the last observation is not known."""
+        for row in np.flatnonzero(ended).tolist():
+            if row not in finals:
+                raise EnvRaised(row % self._n, "step") from ValueError(
+                    "an episode ended and the environment reset in the same step, but "
+                    "info['final_obs'] does not have its last observation"
+                )
 
     # Environments that fail: one is rebuilt, the others go on.
 

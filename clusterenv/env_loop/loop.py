@@ -102,6 +102,11 @@ class EnvLoop:
         self._chooser.mask.note(engine.reset(slot, list(seeds), None, None))
         self._chooser.mask.settled = True
         self._filler: Filler
+        if about.autoreset_mode is AutoresetMode.DISABLED:
+            raise ConfigError(
+                "these environments do not reset by themselves (autoreset_mode is DISABLED), and a "
+                "Collector does not either; make them with AutoresetMode.SAME_STEP or NEXT_STEP"
+            )
         if about.autoreset_mode is AutoresetMode.SAME_STEP:
             mender = None
             if isinstance(engine, LoopEngine) and faults is not None:

@@ -39,14 +39,14 @@ class Recipe:
     engine
         ``"gymnasium"``, ``"native"`` or ``"envpool"``.
     autoreset_mode
-        What happens at the end of an episode.
+        What happens at the end of an episode; ``None`` for what suits the engine best.
     """
 
     env: str | EnvSpec | EnvFactory | tuple[EnvFactory, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     wrappers: tuple[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]], ...] = ()
     engine: str = "gymnasium"
-    autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP
+    autoreset_mode: AutoresetMode | None = AutoresetMode.NEXT_STEP
 
 
 @dataclass(frozen=True)

@@ -41,18 +41,20 @@ class LoopEngine:
             self.close()
             raise
         env = self._envs[0]
+        # For whoever has no wish: so that no step is spent on resetting.
+        mode = recipe.autoreset_mode or AutoresetMode.SAME_STEP
         self.description = EnvDescription(
             observation_space=env.observation_space,
             action_space=env.action_space,
-            metadata={**env.metadata, "autoreset_mode": recipe.autoreset_mode},
+            metadata={**env.metadata, "autoreset_mode": mode},
             render_mode=env.render_mode,
             spec=env.spec,
-            autoreset_mode=recipe.autoreset_mode,
+            autoreset_mode=mode,
             partial=True,
             maskable=True,
         )
-        self._same_step = recipe.autoreset_mode is AutoresetMode.SAME_STEP
-        self._disabled = recipe.autoreset_mode is AutoresetMode.DISABLED
+        self._same_step = mode is AutoresetMode.SAME_STEP
+        self._disabled = mode is AutoresetMode.DISABLED
         self._write = Layout(env.observation_space).write
         self._action_rows = Layout(env.action_space).rows
         self._trusts: list[Trust] = []

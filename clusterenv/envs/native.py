@@ -18,7 +18,7 @@ from clusterenv.errors import ConfigError
 from clusterenv.infos import VectorInfo
 from clusterenv.schema import Column, Layout
 
-__all__ = ["NativeEngine"]
+__all__ = ["NativeEngine", "batch_parts"]
 
 
 class NativeEngine:
@@ -41,7 +41,7 @@ class NativeEngine:
         self.num_envs = count
         self._env: VectorEnv[Any, Any, Any] = env
         mode = env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
-        if mode is not recipe.autoreset_mode:
+        if recipe.autoreset_mode not in (mode, None):
             env.close()
             raise ConfigError(
                 f"engine='native': {spec.id} resets by {mode}, not by {recipe.autoreset_mode}; "
@@ -142,16 +142,17 @@ def write_batch(columns: Sequence[Column], space: gym.Space[Any], batch: Any) ->
             return
         np.copyto(columns[0], batch, casting="same_kind")
         return
-    for column, part in zip(columns, _parts(space, batch), strict=True):
+    for column, part in zip(columns, batch_parts(space, batch), strict=True):
         np.copyto(column, part, casting="same_kind")
 
 
-def _parts(space: gym.Space[Any], batch: Any) -> Iterator[Any]:
+def batch_parts(space: gym.Space[Any], batch: Any) -> Iterator[Any]:
+    """Return the arrays of a batched observation, in the order of its columns."""
     if isinstance(space, spaces.Dict):
         for key, child in space.spaces.items():
-            yield from _parts(child, batch[key])
+            yield from batch_parts(child, batch[key])
     elif isinstance(space, spaces.Tuple):
         for position, child in enumerate(space.spaces):
-            yield from _parts(child, batch[position])
+            yield from batch_parts(child, batch[position])
     else:
         yield batch

@@ -34,7 +34,7 @@ class EnvPoolEngine:
             self._task = recipe.env
         else:
             self._task = vector_spec(recipe, "envpool").id
-        if recipe.autoreset_mode is not AutoresetMode.NEXT_STEP:
+        if recipe.autoreset_mode not in (AutoresetMode.NEXT_STEP, None):
             raise ConfigError(
                 f"engine='envpool' resets by NEXT_STEP only, got {recipe.autoreset_mode}; "
                 "pass autoreset_mode=AutoresetMode.NEXT_STEP"

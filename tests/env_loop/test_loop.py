@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import gymnasium as gym
@@ -10,14 +11,16 @@ import pytest
 import torch
 from agents import Annotating, Bad, BadState, Counter, Cycle, LearnedState
 from compare import assert_same
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import concatenate, create_empty_array
 from worlds import Masked, World
 
 from clusterenv.env_loop import Acting, EnvLoop, Interrupted
 from clusterenv.env_loop.actions import ActionCheck
 from clusterenv.env_loop.faults import PolicyFault, Where
 from clusterenv.env_loop.loop import check_spaces
-from clusterenv.envs import Recipe, build
+from clusterenv.envs import EnvRaised, Recipe, build
 from clusterenv.errors import ConfigError
 from clusterenv.policies import Categorical, Random
 from clusterenv.policies.base import Decision, Policy
@@ -122,6 +125,91 @@ def test_episodes_are_contiguous_and_no_dead_row_is_left(engine: str) -> None:
         value == length
         for value, length in zip(returns, [x for f in fragments for x in f.lengths], strict=True)
     )
+
+
+class SameStep(SyncVectorEnv):
+    """A vector environment that resets in the same step, as others write them."""
+
+    def __init__(self, num_envs: int, obs: str, final: str) -> None:
+        super().__init__(
+            [functools.partial(World, obs)] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP
+        )
+        self.final = final
+
+    def step(self, actions: Any) -> Any:
+        *results, info = super().step(actions)
+        if "final_obs" in info and self.final == "batch":
+            space, first = self.single_observation_space, np.flatnonzero(info["_final_obs"])[0]
+            other = info["final_obs"][first]  # for those that have none
+            each = [other if value is None else value for value in info["final_obs"]]
+            info["final_obs"] = concatenate(space, each, create_empty_array(space, self.num_envs))
+            del info["_final_obs"]
+        elif self.final == "none":
+            info.pop("final_obs", None)
+        return *results, info
+
+
+def same_step(final: str, obs: str) -> EnvLoop:
+    spec = EnvSpec("SameStep-v0", entry_point="no:one", vector_entry_point=SameStep)
+    kwargs = {"obs": obs, "final": final}
+    engine = build(Recipe(spec, kwargs, engine="native", autoreset_mode=None), 10, N)
+    return EnvLoop(engine, Cycle(5, start=2), 10, HORIZON, [13 + i for i in range(N)])
+
+
+@pytest.mark.parametrize("obs", ["box", "dict"])
+@pytest.mark.parametrize("final", ["objects", "batch"])
+def test_vector_environments_that_reset_in_the_same_step_give_the_rows_of_the_loop(
+    final: str, obs: str
+) -> None:
+    loops = same_step(final, obs), loop_of(Cycle(5, start=2), obs=obs)
+    for version in range(4):
+        found, expected = (loop.fragment(Acting(version, {})) for loop in loops)
+        assert found.columns.keys() == expected.columns.keys()
+        for name, column in expected.columns.items():
+            assert_same(found.columns[name], column)
+        assert_same(found.tail_rows, expected.tail_rows)
+        for name, column in expected.tail.items():
+            assert_same(found.tail[name], column)
+        assert (found.returns, found.lengths) == (expected.returns, expected.lengths)
+
+
+def test_an_end_without_its_last_observation_is_a_fault() -> None:
+    loop = same_step("none", "box")
+    with pytest.raises(EnvRaised) as caught:
+        [loop.fragment(Acting(0, {})) for _ in range(4)]
+    assert "info['final_obs'] does not have its last observation" in str(caught.value.__cause__)
+
+
+def test_atari_resets_in_the_same_step_if_asked() -> None:
+    ale_py = pytest.importorskip("ale_py")
+    gym.register_envs(ale_py)
+    kwargs = {"autoreset_mode": AutoresetMode.SAME_STEP, "max_num_frames_per_episode": 60}
+    recipe = Recipe(gym.spec("ALE/Pong-v5"), kwargs, engine="native", autoreset_mode=None)
+    loop = EnvLoop(build(recipe, 0, 2), Cycle(2), 0, HORIZON, [3, 4])
+    reference = gym.make_vec("ALE/Pong-v5", 2, vectorization_mode="vector_entry_point", **kwargs)
+    now, _ = reference.reset(seed=3)
+    ends = 0
+    for fragment in (loop.fragment(Acting(0, {})) for _ in range(3)):
+        for t in range(HORIZON):
+            rows = slice(2 * t, 2 * t + 2)
+            assert_same(fragment.columns["obs"][rows], now)
+            now, _, terminated, truncated, info = reference.step(fragment.columns["action"][rows])
+            for e in np.flatnonzero(terminated | truncated):
+                (at,) = np.flatnonzero(fragment.tail_rows == 2 * t + e)
+                assert_same(fragment.tail["obs"][at], info["final_obs"][e])
+                ends += 1
+    assert ends >= 4
+
+
+def test_environments_that_do_not_reset_by_themselves_are_refused() -> None:
+    class Disabled(SyncVectorEnv):
+        def __init__(self, num_envs: int) -> None:
+            super().__init__([World] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
+
+    spec = EnvSpec("Disabled-v0", entry_point="no:one", vector_entry_point=Disabled)
+    engine = build(Recipe(spec, engine="native", autoreset_mode=None), 0, N)
+    with pytest.raises(ConfigError, match="SAME_STEP or NEXT_STEP"):
+        EnvLoop(engine, Cycle(5, start=2), 0, HORIZON, [None] * N)
 
 
 @pytest.mark.parametrize("engine", ["gymnasium", "native", "envpool"])
