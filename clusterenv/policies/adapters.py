@@ -49,13 +49,7 @@ class Categorical(Policy):
     def _distribution(self, logits: Tensor) -> Distribution:
         if self.nvec is None:
             return CategoricalDistribution(logits=logits, validate_args=False)
-        widest = max(self.nvec)
-        parts = [
-            nn.functional.pad(part, (0, widest - part.shape[-1]), value=float("-inf"))
-            for part in torch.split(logits, self.nvec, dim=-1)
-        ]
-        stacked = CategoricalDistribution(logits=torch.stack(parts, dim=-2), validate_args=False)
-        return Independent(stacked, 1, validate_args=False)
+        return _multi_discrete(logits, self.nvec)
 
 
 class Gaussian(Policy):
@@ -180,7 +174,8 @@ class CleanRL(Policy):
         Its ``get_action_and_value`` returns action, log-probability, entropy and value.
     distribution
         Maps ``(agent, obs)`` to the distribution of actions. By default the logits of
-        ``agent.actor``, or ``actor_mean`` and ``actor_logstd`` for continuous actions.
+        ``agent.actor``, of several choices if the agent has ``nvec``, or ``actor_mean`` and
+        ``actor_logstd`` for continuous actions.
     """
 
     def __init__(self, agent: nn.Module, distribution: Any = None) -> None:
@@ -192,6 +187,7 @@ class CleanRL(Policy):
             )
         self.agent: Any = agent
         self._make_distribution = distribution
+        self._fits = distribution is not None
 
     def act(self, obs: Any, context: Context) -> Decision:
         action, log_prob, _, value = self.agent.get_action_and_value(obs)
@@ -207,11 +203,30 @@ class CleanRL(Policy):
             spread = agent.actor_logstd.expand_as(mean).exp()
             return Independent(Normal(mean, spread, validate_args=False), 1)
         if hasattr(agent, "actor"):
-            return CategoricalDistribution(logits=agent.actor(_hidden(agent, obs)))
+            logits = agent.actor(_hidden(agent, obs))
+            if hasattr(agent, "nvec"):
+                return _multi_discrete(logits, [int(n) for n in agent.nvec])
+            self._check_fits(logits, obs)
+            return CategoricalDistribution(logits=logits)
         raise ConfigError(
             f"{type(agent).__name__} has neither actor nor actor_mean; say how its distribution is "
             "made: CleanRL(agent, distribution=lambda agent, obs: Categorical(logits=…))"
         )
+
+    def _check_fits(self, logits: Tensor, obs: Any) -> None:
+        """Raise if the agent's actions are not one choice among its logits; looks once."""
+        if self._fits:
+            return
+        with torch.random.fork_rng(devices=[]):  # the learner's random numbers stay as they are
+            action = self.agent.get_action_and_value(obs)[0]
+        if action.shape != logits.shape[:-1]:
+            raise ConfigError(
+                f"{type(self.agent).__name__} chooses actions of shape {tuple(action.shape)} by "
+                f"logits of shape {tuple(logits.shape)}, which is not one choice each; say how its "
+                "distribution is made: CleanRL(agent, distribution=lambda agent, obs: …), or for "
+                "MultiDiscrete keep agent.nvec"
+            )
+        self._fits = True
 
 
 class PaperAgent(Policy):
@@ -261,6 +276,17 @@ class Random(Policy):
         parts = torch.split(mask, space.nvec.reshape(-1).tolist(), dim=-1)
         chosen = torch.cat([part.multinomial(1) for part in parts], dim=-1)
         return chosen.reshape(-1, *space.shape) + torch.as_tensor(space.start)
+
+
+def _multi_discrete(logits: Tensor, nvec: Sequence[int]) -> Distribution:
+    """Return the distribution of several choices, each by its own part of the logits."""
+    widest = max(nvec)
+    parts = [
+        nn.functional.pad(part, (0, widest - part.shape[-1]), value=float("-inf"))
+        for part in torch.split(logits, list(nvec), dim=-1)
+    ]
+    stacked = CategoricalDistribution(logits=torch.stack(parts, dim=-2), validate_args=False)
+    return Independent(stacked, 1, validate_args=False)
 
 
 def _with_value(output: Any) -> tuple[Tensor, dict[str, Tensor]]:

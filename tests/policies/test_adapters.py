@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -23,6 +24,7 @@ from clusterenv.policies import (
     PaperAgent,
     Random,
 )
+from clusterenv.sync.divergence import mean_divergence
 
 N = 2000
 CONTEXT = Context(torch.arange(N))
@@ -81,6 +83,53 @@ def test_a_continuous_cleanrl_agent_has_a_gaussian_distribution() -> None:
         decision = policy.act(OBS, CONTEXT)
         expected = policy.distribution(OBS, CONTEXT)
     assert torch.allclose(decision.extras["log_prob"], expected.log_prob(decision.action))
+
+
+class MultiDiscreteAgent(nn.Module):
+    """As CleanRL's ``ppo_multidiscrete`` has it."""
+
+    def __init__(self, nvec: Any) -> None:
+        super().__init__()
+        self.parts = [2, 3]
+        if nvec is not None:
+            self.nvec = nvec
+        self.actor = nn.Linear(3, 5)
+        self.critic = nn.Linear(3, 1)
+
+    def get_action_and_value(self, x: Tensor, action: Tensor | None = None) -> Any:
+        split = torch.split(self.actor(x), self.parts, dim=1)
+        chosen = [CategoricalDistribution(logits=logits) for logits in split]
+        if action is None:
+            action = torch.stack([each.sample() for each in chosen])
+        pairs = list(zip(action, chosen, strict=True))
+        log_prob = torch.stack([each.log_prob(a) for a, each in pairs])
+        entropy = torch.stack([each.entropy() for each in chosen])
+        return action.T, log_prob.sum(0), entropy.sum(0), self.critic(x)
+
+
+@pytest.mark.parametrize("nvec", [np.array([2, 3]), torch.tensor([2, 3])])
+def test_cleanrl_agents_with_several_choices(nvec: Any) -> None:
+    policy = CleanRL(MultiDiscreteAgent(nvec))
+    with torch.no_grad():
+        decision = policy.act(OBS, CONTEXT)
+        made = policy.distribution(OBS, CONTEXT)
+    assert made.sample().shape == decision.action.shape
+    assert torch.allclose(made.log_prob(decision.action), decision.extras["log_prob"])
+    # The first choice of an agent that only shifts its logits is the same.
+    other = copy.deepcopy(policy)
+    with torch.no_grad():
+        other.agent.actor.bias[:2] += 3.0
+        assert mean_divergence(made, other.distribution(OBS, CONTEXT)) == pytest.approx(0, abs=1e-6)
+
+
+def test_a_cleanrl_agent_whose_logits_are_no_single_choice_is_refused() -> None:
+    policy = CleanRL(MultiDiscreteAgent(None))
+    before = torch.get_rng_state()
+    with pytest.raises(
+        ConfigError, match=r"actions of shape \(\d+, 2\) by logits of shape \(\d+, 5\)"
+    ):
+        policy.distribution(OBS, CONTEXT)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_gaussian_clips_to_the_box_and_keeps_what_was_sampled() -> None:
