@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 
 import torch
@@ -9,15 +10,21 @@ import torch
 __all__ = ["Drawing"]
 
 _turn = threading.Lock()  # torch has one generator for all threads that do not name another
+_current: Drawing | None = None  # whose numbers torch draws; None: the process's own
+_own: torch.Tensor | None = None  # the process's own numbers, while others are drawn
 
 
 class Drawing:
-    """Within it, what torch draws goes on from a seed; outside of it, nothing has changed.
+    """Within it, what torch draws goes on from a seed, whatever was drawn elsewhere.
 
     Parameters
     ----------
     seed
-        Any integer; ``None`` leaves torch's own numbers.
+        Any integer; ``None`` for numbers that nobody else draws.
+    returns
+        Whether the process's own numbers are drawn again afterwards. Otherwise they stay away
+        until another needs its turn: of shards that are alone in their process, only the first
+        step is a change.
 
     Examples
     --------
@@ -31,19 +38,32 @@ class Drawing:
     True
     """
 
-    def __init__(self, seed: int | None) -> None:
-        self._state: torch.Tensor | None = None
-        if seed is not None:
-            self._state = torch.Generator().manual_seed(seed % 2**63).get_state()
+    def __init__(self, seed: int | None, *, returns: bool = True) -> None:
+        seed = secrets.randbits(63) if seed is None else seed % 2**63
+        self._state = torch.Generator().manual_seed(seed).get_state()
+        self._returns = returns
 
     def __enter__(self) -> None:
-        if self._state is not None:
-            _turn.acquire()
-            self._before = torch.get_rng_state()
-            torch.set_rng_state(self._state)
+        _turn.acquire()
+        if _current is not self:
+            self._before = _current
+            _change(self)
 
     def __exit__(self, *exception: object) -> None:
-        if self._state is not None:
-            self._state = torch.get_rng_state()
-            torch.set_rng_state(self._before)
-            _turn.release()
+        if self._returns:
+            _change(self._before)
+        _turn.release()
+
+
+def _change(to: Drawing | None) -> None:
+    """Have torch draw the numbers of another, or the process's own."""
+    global _current, _own
+    now = torch.get_rng_state()
+    if _current is None:
+        _own = now
+    else:
+        _current._state = now
+    state = _own if to is None else to._state
+    assert state is not None
+    torch.set_rng_state(state)
+    _current = to

@@ -8,6 +8,7 @@ waits: that is all the backpressure there is, and all the memory it needs.
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 
 from clusterenv.channel import Channel, Header, dumps
+from clusterenv.drawing import Drawing
 from clusterenv.env_loop import Acting, EnvLoop, Interrupted
 from clusterenv.envs import Engine
 from clusterenv.errors import ChannelClosed
@@ -71,6 +73,8 @@ class StreamSpec:
     env_faults: EnvFaults = field(default_factory=EnvFaults)
     relays: bool = False
     """Whether weights go from worker to worker too."""
+    head: int = field(default_factory=os.getpid)
+    """The head's process: a worker in the same one leaves its threads and random numbers alone."""
 
 
 class Note(NamedTuple):
@@ -92,10 +96,12 @@ class Stream:
         fleet: str = "",
         fetch: Fetch | None = None,
     ) -> None:
-        torch.set_num_threads(1)  # the shards are the parallelism
-        if spec.seed is not None:  # what policies draw repeats too, for the same sharding
-            (drawn,) = env_seeds(spec.seed, incarnation, first, 1)
-            torch.manual_seed(drawn or 0)
+        within_head = spec.head == os.getpid()
+        if not within_head:
+            torch.set_num_threads(1)  # the shards are the parallelism
+        # What policies draw repeats too, for the same sharding.
+        (seed,) = env_seeds(spec.seed, incarnation, first, 1)
+        drawing = Drawing(seed, returns=within_head)
         self._first = first
         self._by_step = spec.switch == "step"
         self._policy = spec.policy.eval()
@@ -108,6 +114,7 @@ class Stream:
             spec.horizon,
             env_seeds(spec.seed, incarnation, first, engine.num_envs),
             spec.env_faults,
+            drawing,
         )
         self._tickets: queue.SimpleQueue[Ticket] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[tuple[Fragment, FragmentMeta] | Note | None]

@@ -110,6 +110,38 @@ def test_the_same_seed_gives_the_same_rows(client: Client) -> None:
     assert runs[0] == runs[1]
 
 
+def test_another_collector_on_the_same_workers_changes_no_row() -> None:
+    def rows(client: Client, beside: bool) -> list[Any]:
+        with cartpole(client) as collector:
+            found = [batch["action"].tolist() for batch in collector.rollout()]
+            if beside:
+                with cartpole(client, seed=None) as other, cartpole(client, seed=9) as another:
+                    other.collect(500)
+                    another.collect(500)
+                    found += [batch["action"].tolist() for batch in collector.rollout()]
+            else:
+                found += [batch["action"].tolist() for batch in collector.rollout()]
+        return found
+
+    with clusterenv.connect("local", n_workers=2) as two:
+        assert rows(two, beside=False) == rows(two, beside=True)
+
+
+def test_workers_in_the_heads_own_process_leave_its_random_numbers_alone() -> None:
+    with (
+        Client(processes=False, n_workers=1, threads_per_worker=1, dashboard_address=None) as own,
+        cartpole(own, shards=1) as collector,
+    ):
+        drawn = []
+        for _ in range(2):
+            torch.manual_seed(7)
+            collector.rollout()
+            drawn.append(torch.rand(3).tolist())
+        assert drawn[0] == drawn[1]
+        torch.manual_seed(7)
+        assert torch.rand(3).tolist() == drawn[0]
+
+
 def test_the_published_weights_act(client: Client) -> None:
     """The log-probabilities of the rows are those of the published version."""
     policy = cartpole_policy()

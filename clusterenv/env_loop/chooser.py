@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from clusterenv.drawing import Drawing
 from clusterenv.env_loop.actions import ActionCheck
 from clusterenv.env_loop.blocks import TAKEN, Block, room
 from clusterenv.env_loop.decisions import ExtrasCheck, ask
@@ -46,9 +47,17 @@ class Chooser:
         The environments.
     envs
         Their global indices.
+    drawing
+        The random numbers that it acts with.
     """
 
-    def __init__(self, policy: Policy, about: EnvDescription, envs: npt.NDArray[np.int32]) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        about: EnvDescription,
+        envs: npt.NDArray[np.int32],
+        drawing: Drawing,
+    ) -> None:
         self.interrupted = False
         """Set by another thread: the next action is not chosen any more."""
         self.mask = InfoMask(len(envs))
@@ -56,6 +65,7 @@ class Chooser:
         """Environments whose next step only resets them."""
         self.state = initial_state(policy, len(envs))
         self._policy = policy
+        self._drawing = drawing
         self._layout = Layout(about.observation_space)
         self._masks_in_obs = ("action_mask",) in [leaf.path for leaf in self._layout.leaves]
         self._check = ActionCheck(about.action_space, len(envs))
@@ -124,7 +134,8 @@ class Chooser:
             mask = self._current_mask(obs, allowed)
             self._check.check_mask(mask, where)
             context = replace(context, mask=mask)
-        decision = ask(self._policy, obs, context, where)
+        with self._drawing:
+            decision = ask(self._policy, obs, context, where)
         for tensor in current:
             if tensor._version:  # how often it was changed in place
                 raise PolicyFault(

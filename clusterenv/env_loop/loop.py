@@ -15,6 +15,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
+from clusterenv.drawing import Drawing
 from clusterenv.env_loop.blocks import Block
 from clusterenv.env_loop.chooser import Acting, Chooser
 from clusterenv.env_loop.decisions import annotate, check_log_prob
@@ -77,6 +78,8 @@ class EnvLoop:
     faults
         What becomes of environments that fail. Engines that cannot rebuild a single one
         raise; so does every engine if nothing is given.
+    drawing
+        The random numbers of the policy.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class EnvLoop:
         horizon: int,
         seeds: Sequence[int | None],
         faults: EnvFaults | None = None,
+        drawing: Drawing | None = None,
     ) -> None:
         about = engine.description
         check_spaces(about.observation_space, about.action_space)
@@ -94,7 +98,8 @@ class EnvLoop:
         self._annotates = type(policy).annotate is not Policy.annotate
         self._free: list[Block] = []
         envs = np.arange(first, first + engine.num_envs, dtype=np.int32)
-        self._chooser = Chooser(policy, about, envs)
+        self._drawing = drawing or Drawing(None)
+        self._chooser = Chooser(policy, about, envs, self._drawing)
         if self._chooser.checks_all:
             engine.trust_actions()
         guard = None if faults is None else Guard(about.observation_space, faults.bounds)
@@ -160,7 +165,8 @@ class EnvLoop:
                 ),
             )
             if self._annotates:
-                annotate(fragment, self._policy)
+                with self._drawing:
+                    annotate(fragment, self._policy)
         return fragment
 
     def recycle(self, fragment: Fragment) -> None:
