@@ -160,8 +160,15 @@ def check_collector(
 
 def check_rule(rule: Any, policy: Policy) -> None:
     """Raise ``ConfigError`` unless this says when shards pull, and can be asked of the policy."""
-    if isinstance(rule, type) or not callable(getattr(rule, "should_pull", None)):
-        raise ConfigError(f"sync={rule!r} is no rule: sync=clusterenv.Divergence(0.05)")
+    if (
+        isinstance(rule, type)
+        or not callable(getattr(rule, "should_pull", None))
+        or not hasattr(rule, "needs_divergence")
+    ):
+        raise ConfigError(
+            f"sync={rule!r} is no rule, which has should_pull(lag, divergence) and "
+            "needs_divergence: sync=clusterenv.Divergence(0.05)"
+        )
     if rule.needs_divergence and type(policy).distribution is Policy.distribution:
         raise ConfigError(
             f"sync={rule} compares distributions, and {type(policy).__name__} has none: define "

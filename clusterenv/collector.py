@@ -217,7 +217,7 @@ class Collector:
         """Announce a new version of the policy.
 
         Weights move only to shards that ask for them. ``scalars`` travel with the
-        announcement and need no pull.
+        announcement and need no pull; each keeps its value until it is published again.
 
         Returns
         -------

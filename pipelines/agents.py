@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
@@ -26,7 +27,7 @@ class PPOAgent(Policy):
     observation_space
         A ``Box``; it is flattened.
     action_space
-        A ``Discrete`` that starts at 0, or a ``Box`` of one axis.
+        A ``Discrete`` that starts at 0, or a ``Box`` of one axis of floats.
     hidden
         Sizes of the hidden layers.
     normalize_obs
@@ -58,14 +59,18 @@ class PPOAgent(Policy):
         if isinstance(action_space, gym.spaces.Discrete) and action_space.start == 0:
             outputs = int(action_space.n)
             self.log_std = None
-        elif isinstance(action_space, gym.spaces.Box) and len(action_space.shape) == 1:
+        elif (
+            isinstance(action_space, gym.spaces.Box)
+            and len(action_space.shape) == 1
+            and np.issubdtype(action_space.dtype, np.floating)
+        ):
             outputs = action_space.shape[0]
             self.log_std = nn.Parameter(torch.zeros(outputs))
             self.register_buffer("low", torch.as_tensor(action_space.low))
             self.register_buffer("high", torch.as_tensor(action_space.high))
         else:
             raise ConfigError(
-                "PPOAgent needs actions in Discrete(n) or in a Box of one axis, "
+                "PPOAgent needs actions in Discrete(n) or in a Box of one axis of floats, "
                 f"got {action_space}; wrap the environment with an ActionWrapper"
             )
         inputs = math.prod(observation_space.shape)

@@ -59,7 +59,7 @@ class Arm:
     @property
     def name(self) -> str:
         """The rule, and the number if it has one: ``divergence-0.05``."""
-        return self.rule if self.number is None else f"{self.rule}-{self.number:g}"
+        return self.rule if self.number is None else f"{self.rule}-{self.number:.12g}"
 
     @classmethod
     def named(cls, name: str) -> Arm:

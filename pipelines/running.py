@@ -64,12 +64,14 @@ class RewardScaler(nn.Module):
     """
 
     returns: Tensor
+    following: Tensor
 
     def __init__(self, num_envs: int, gamma: float) -> None:
         super().__init__()
         self.gamma = gamma
         self.stats = RunningStats(())
         self.register_buffer("returns", torch.zeros(num_envs))
+        self.register_buffer("following", torch.zeros(num_envs, dtype=torch.int64))
 
     @torch.no_grad()
     def forward(self, rewards: Tensor, env: Tensor, step: Tensor) -> Tensor:
@@ -82,14 +84,16 @@ class RewardScaler(nn.Module):
         env
             The global index of every row's environment, ``[time, env]``.
         step
-            The step in its episode of every row, ``[time, env]``; 0 begins a new return.
+            The step in its episode of every row, ``[time, env]``; 0 begins a new return, and so
+            does a first row before which steps are missing.
         """
         returns = torch.empty_like(rewards)
         envs = env[0].long()
-        last = self.returns[envs]
+        last = self.returns[envs].where(step[0] == self.following[envs], 0.0)
         for t in range(len(rewards)):
             last = rewards[t] + self.gamma * last.masked_fill(step[t] == 0, 0.0)
             returns[t] = last
         self.returns[envs] = last
+        self.following[envs] = step[-1].long() + 1
         self.stats.update(returns.flatten())
         return rewards / torch.sqrt(self.stats.var + 1e-8)

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import dask
@@ -499,9 +500,10 @@ def test_other_engines_stream_real_rows_only(client: Client, engine: str) -> Non
         ({"credits": 1}, "credits must be an integer, at least 2.*got 1: credits=2"),
         ({"credits": 2.5}, "credits must be an integer, at least 2.*got 2.5"),
         ({"seed": -1}, "seed must be an integer, at least 0, got -1: seed=1"),
+        ({"sync": SimpleNamespace(should_pull=len)}, "is no rule, which has should_pull"),
         ({"sync": Divergence}, "sync=<class .*Divergence'> is no rule"),
         ({"sync": Divergence(0.1), "policy": Cycle()}, "Cycle has none: define distribution"),
-        ({"sync": 0.05}, r"sync=0.05 is no rule: sync=clusterenv.Divergence\(0.05\)"),
+        ({"sync": 0.05}, r"sync=0.05 is no rule.*: sync=clusterenv.Divergence\(0.05\)"),
         ({"policy": nn.Linear(4, 2)}, r"policy is a Linear; wrap it: clusterenv.policies"),
         ({"version": -1}, "version must be an integer, at least 0, got -1"),
         ({"switch": "row"}, "switch='row' is unknown; .*switch='fragment'.*switch='step'"),

@@ -14,7 +14,7 @@ from torch import Tensor
 from clusterenv.drawing import Drawing
 from clusterenv.env_loop.actions import ActionCheck
 from clusterenv.env_loop.blocks import TAKEN, Block, room
-from clusterenv.env_loop.decisions import ExtrasCheck, ask
+from clusterenv.env_loop.decisions import ExtrasCheck, ask, check_log_prob
 from clusterenv.env_loop.faults import PolicyFault, StepOf, Where
 from clusterenv.env_loop.masks import InfoMask, opened
 from clusterenv.env_loop.states import initial_state
@@ -145,7 +145,9 @@ class Chooser:
                 )
         action = self._check(decision.action, mask, where)
         room(block, "action", action, rows)[t] = action
-        for name, values in self._extras(decision.extras, where).items():
+        extras = self._extras(decision.extras, where)
+        check_log_prob(extras.get("log_prob"), where.env)
+        for name, values in extras.items():
             room(block, name, values, rows)[t] = values
         if allowed is not None:
             room(block, "action_mask", allowed, rows)[t] = allowed

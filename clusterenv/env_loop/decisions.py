@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -118,7 +119,10 @@ def _say(kind: tuple[np.dtype[Any], tuple[int, ...]] | None) -> str:
 
 def check_log_prob(values: Column | None, where: Callable[[int], str]) -> None:
     """Raise if a log-probability is not finite; ``where`` names the place of a row."""
-    if values is not None and not np.isfinite(values).all():
+    # The sum of finite numbers is finite, and found in half the time; else one looks again.
+    if values is None or math.isfinite(np.add.reduce(values, axis=None)):
+        return
+    if not np.isfinite(values).all():
         bad = int(np.argwhere(~np.isfinite(values))[0][0])
         raise PolicyFault(f"the policy's log_prob is {values[bad]} for {where(bad)}")
 

@@ -18,7 +18,7 @@ from gymnasium.vector import AutoresetMode
 from clusterenv.drawing import Drawing
 from clusterenv.env_loop.blocks import Block
 from clusterenv.env_loop.chooser import Acting, Chooser
-from clusterenv.env_loop.decisions import annotate, check_log_prob
+from clusterenv.env_loop.decisions import annotate
 from clusterenv.env_loop.filler import Filler
 from clusterenv.env_loop.guard import Guard
 from clusterenv.env_loop.in_place import InPlace
@@ -51,6 +51,11 @@ def check_spaces(observation_space: spaces.Space[Any], action_space: spaces.Spac
             raise ConfigError(
                 f"{leaf.name('obs')} has no tensor form; leave it out with a wrapper: "
                 "wrappers=(lambda env: FilterObservation(env, ['image']),)"
+            )
+        if 0 in leaf.shape:
+            raise ConfigError(
+                f"{leaf.name('obs')} has no numbers, its shape is {leaf.shape}; leave it out with "
+                "a wrapper: wrappers=(lambda env: FilterObservation(env, ['image']),)"
             )
     if isinstance(action_space, (spaces.Dict, spaces.Tuple)) or not Layout(action_space).arrays:
         raise ConfigError(
@@ -156,14 +161,6 @@ class EnvLoop:
         block = self._free.pop() if self._free else {}
         with torch.inference_mode():
             fragment = self._filler.fragment(block, fresh)
-            columns = fragment.columns
-            check_log_prob(
-                columns.get("log_prob"),
-                lambda row: (
-                    f"environment {columns['env'][row]} at step {columns['step'][row]} "
-                    "of its episode"
-                ),
-            )
             if self._annotates:
                 with self._drawing:
                     annotate(fragment, self._policy)

@@ -110,7 +110,7 @@ class EpsilonGreedy(Policy):
     q_module
         Maps observations to action values.
     epsilon
-        Used until the scalar ``epsilon`` is published; a sequence gives each environment,
+        Used unless the scalar ``epsilon`` has been published; a sequence gives each environment,
         by its global index, its own (a ladder), which the scalar then scales.
     temperature
         Of the softmax of the values, which is the distribution that divergence is
@@ -161,8 +161,11 @@ class EpsilonGreedy(Policy):
         temperature = context.scalars.get("temperature", self.temperature)
         if not temperature > 0:
             raise ConfigError(f"temperature={temperature} was published; it is positive")
-        values = masked(self.module(obs), context.mask)
-        return CategoricalDistribution(logits=values / temperature, validate_args=False)
+        logits = masked(self.module(obs), context.mask) / temperature
+        logits = logits - logits.max(-1, keepdim=True).values
+        # Beyond this an action is never chosen, and its probability would be a plain 0.
+        logits = logits.where(logits.isneginf(), logits.clamp(min=-50.0))
+        return CategoricalDistribution(logits=logits, validate_args=False)
 
 
 class CleanRL(Policy):

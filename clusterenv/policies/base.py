@@ -23,7 +23,7 @@ class Context:
     envs: Tensor
     """Global env indices."""
     scalars: Mapping[str, float] = field(default_factory=dict)
-    """What was published with the newest announcement, such as ``epsilon``."""
+    """What was published last under each name, such as ``epsilon``."""
     state: Mapping[str, Tensor] = field(default_factory=dict)
     """Recurrent state; empty for a policy that has none."""
     mask: Tensor | None = None

@@ -13,6 +13,7 @@ import torch
 from clusterenv.batch import Batch
 from clusterenv.errors import ConfigError, EmptyStore, StaleBatch
 from clusterenv.lending import Lender
+from clusterenv.numeric import is_whole
 
 __all__ = ["Rollout", "RolloutStats", "RolloutStore"]
 
@@ -111,9 +112,9 @@ class RolloutStore:
     def __init__(
         self, *, max_lag: int | None = None, stale: Literal["refuse", "count"] = "refuse"
     ) -> None:
-        if max_lag is not None and max_lag < 0:
+        if max_lag is not None and (not is_whole(max_lag) or max_lag < 0):
             raise ConfigError(
-                f"max_lag={max_lag} would refuse every batch; "
+                f"max_lag={max_lag!r} is no number of versions; "
                 "RolloutStore(max_lag=0) takes the newest version only, max_lag=None any"
             )
         if stale not in ("refuse", "count"):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 from torch.distributions import Distribution, kl_divergence
 
+from clusterenv.errors import ConfigError
 from clusterenv.schema import Column
 
 __all__ = ["Probe", "mean_divergence"]
@@ -18,8 +19,20 @@ def mean_divergence(local: Distribution, head: Distribution) -> float:
 
     Several action dimensions are summed, as they are one action; observations are averaged.
     Versions that cannot be compared, which gives NaN, have diverged without limit.
+
+    Raises
+    ------
+    ConfigError
+        If torch knows no divergence of such distributions.
     """
-    divergence = kl_divergence(local, head)
+    try:
+        divergence = kl_divergence(local, head)
+    except NotImplementedError as error:
+        raise ConfigError(
+            f"torch knows no divergence between {type(local).__name__} distributions; return "
+            "another from distribution(obs, context), teach torch with "
+            "torch.distributions.register_kl, or count versions: sync=clusterenv.Every(4)"
+        ) from error
     if divergence.ndim > 1:
         divergence = divergence.flatten(1).sum(1)
     mean = float(divergence.mean())

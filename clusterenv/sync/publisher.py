@@ -75,7 +75,8 @@ class Publisher:
         self._evaluated: dict[int, Distribution] = {}
         self._observations: Any = None
         self._context: Context
-        self._scalars: dict[str, float] = {}
+        self._scalars: dict[str, float] = {}  # that the probe was evaluated with
+        self._published: dict[str, float] = {}
         self._probed = 0
         self._seen: tuple[Weights, dict[str, Tensor]] | None = None
         self._lender = Lender()
@@ -130,6 +131,8 @@ class Publisher:
     def publish(self, policy: Policy, scalars: Mapping[str, float]) -> Announcement:
         """Take a new version and return what the shards are told of it.
 
+        Scalars that are not given keep their values.
+
         Raises
         ------
         ConfigError
@@ -138,6 +141,7 @@ class Publisher:
             If it has become NaN.
         """
         check_numbers(policy, self.version)
+        scalars = {**self._published, **scalars}
         weights = pack(policy, self._manifest, self.version + 1, self._lender)
         newest, before = (each.buffer.view(np.int64) for each in (weights, self.newest))
         changed = not np.array_equal(newest, before)
@@ -152,7 +156,8 @@ class Publisher:
         kept = {**self._kept, self.version: weights}
         self._kept = {version: kept[version] for version in kept if version in used}
         self.announcements += 1
-        return Announcement(self.version, divergences, dict(scalars), self._same_since)
+        self._published = scalars
+        return Announcement(self.version, divergences, scalars, self._same_since)
 
     def _divergences(self, newest: Weights, scalars: Mapping[str, float]) -> dict[int, float]:
         """Return the divergence from each version in use to the weights that become the newest."""

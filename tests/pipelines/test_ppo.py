@@ -226,6 +226,7 @@ def test_continuous_training_scales_rewards(tmp_path: Path, cluster: str) -> Non
         (gym.spaces.Discrete(3), gym.spaces.Discrete(2)),
         (BOX, gym.spaces.MultiDiscrete([2, 2])),
         (BOX, gym.spaces.Discrete(2, start=1)),
+        (BOX, gym.spaces.Box(0, 9, (2,), np.int64)),
     ],
 )
 def test_spaces_the_agent_cannot_take_are_refused(
@@ -253,3 +254,13 @@ def test_rewards_are_scaled_by_returns_that_begin_anew_with_each_episode() -> No
     returns = torch.tensor([4.0, 4.0, 1.0, 1.0])  # env 0: 4, 2 + 4/2; env 1: 1 + 0, then anew 1
     torch.testing.assert_close(scaled, rewards / returns.std(correction=0))
     assert scaler.returns.tolist() == [4.0, 1.0]
+
+
+def test_a_return_does_not_go_on_over_steps_that_are_missing() -> None:
+    """Engines that spend steps on resetting leave some out between two rollouts."""
+    scaler = RewardScaler(num_envs=3, gamma=0.5)
+    env, ones = torch.arange(3).expand(2, 3), torch.ones(2, 3)
+    scaler(ones, env, torch.tensor([[0, 0, 0], [1, 1, 1]]))
+    assert scaler.returns.tolist() == [1.5, 1.5, 1.5]
+    scaler(ones, env, torch.tensor([[2, 5, 0], [3, 6, 1]]))  # goes on, steps missing, new episode
+    assert scaler.returns.tolist() == [1.875, 1.5, 1.5]

@@ -195,6 +195,25 @@ def test_the_distribution_of_epsilon_greedy_is_the_softmax_at_a_temperature() ->
     assert sharper.max() > expected.max()
 
 
+def test_values_far_apart_have_not_diverged_without_limit() -> None:
+    """A softmax of values 104 apart is 0 in float32, and 0 is infinitely far from anything."""
+
+    def softmax(*values: float) -> Any:
+        module = nn.Linear(3, len(values))
+        with torch.no_grad():
+            module.weight.zero_()
+            module.bias.copy_(torch.tensor(values))
+        with torch.no_grad():
+            return EpsilonGreedy(module).distribution(OBS, CONTEXT)
+
+    assert mean_divergence(softmax(0, 103), softmax(0, 104)) == pytest.approx(0, abs=1e-6)
+    assert mean_divergence(softmax(0, 300), softmax(300, 0)) > 10
+    masked = EpsilonGreedy(nn.Linear(3, 4)).distribution(
+        OBS, Context(CONTEXT.envs, mask=torch.tensor([[True, False, True, True]]).expand(N, 4))
+    )
+    assert (masked.probs[:, 1] == 0).all()
+
+
 def test_masks_are_kept_by_all() -> None:
     mask = torch.zeros(N, 4, dtype=torch.bool)
     mask[:, 2] = True

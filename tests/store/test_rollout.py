@@ -175,7 +175,9 @@ def test_an_unknown_column_names_those_there_are() -> None:
         store.take()["rewards"]
 
 
-@pytest.mark.parametrize("bad", [{"max_lag": -1}, {"stale": "drop"}])
+@pytest.mark.parametrize(
+    "bad", [{"stale": "drop"}, *({"max_lag": lag} for lag in (-1, 1.5, float("nan"), True, "3"))]
+)
 def test_settings_that_cannot_work_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"RolloutStore\("):
         RolloutStore(**bad)

@@ -10,8 +10,9 @@ import pytest
 import torch
 from agents import Recalls, cartpole_policy
 from torch import nn
-from torch.distributions import Categorical, Independent, Normal
+from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 
+from clusterenv.errors import ConfigError
 from clusterenv.policies import Categorical as CategoricalPolicy
 from clusterenv.policies import Gaussian
 from clusterenv.policies.base import Context
@@ -47,6 +48,21 @@ def test_what_cannot_be_compared_has_diverged_without_limit() -> None:
     # An action that neither allows is no difference.
     masked = Categorical(logits=torch.tensor([[0.0, 0.0, -torch.inf]]))
     assert mean_divergence(masked, masked) == 0
+
+
+def test_distributions_that_torch_cannot_compare_are_told_with_a_rule_that_can() -> None:
+    parts = Normal(torch.zeros(3, 2), 1.0)
+    mixture = MixtureSameFamily(Categorical(logits=torch.zeros(3, 2)), parts)
+    with pytest.raises(ConfigError, match=r"MixtureSameFamily .*clusterenv\.Every\(4\)"):
+        mean_divergence(mixture, mixture)
+
+
+def test_scalars_keep_their_values_until_they_are_published_again() -> None:
+    policy = cartpole_policy()
+    publisher = Publisher(policy, Never(), Layout(gym.spaces.Box(-1, 1, (4,))), shards=1)
+    assert publisher.publish(policy, {"epsilon": 0.5, "beta": 1.0}).scalars["epsilon"] == 0.5
+    assert publisher.publish(policy, {}).scalars == {"epsilon": 0.5, "beta": 1.0}
+    assert publisher.publish(policy, {"epsilon": 0.1}).scalars == {"epsilon": 0.1, "beta": 1.0}
 
 
 def test_a_version_that_was_replaced_on_its_way_to_a_shard_stops_nothing() -> None:
