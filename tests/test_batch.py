@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from agents import Cycle
+from compare import assert_same
+from worlds import SPACES, World
 
 from clusterenv import Batch
+from clusterenv.arrow import from_arrow
+from clusterenv.env_loop import Acting, EnvLoop
+from clusterenv.envs import Recipe, build
+from clusterenv.schema import Layout
 
 
 def batch_of(**columns: Any) -> Batch:
@@ -51,8 +59,53 @@ def test_columns_are_views_shaped_by_time_and_env() -> None:
 @pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
 def test_every_dtype_and_shape_survives(dtype: str, shape: tuple[int, ...]) -> None:
     values = np.random.default_rng(0).integers(0, 2, (6, *shape)).astype(dtype)
-    got = batch_of(extra=values)["extra"].reshape(6, *shape)
-    assert np.array_equal(got, values)
+    batch = batch_of(extra=values)
+    assert_same(batch["extra"].reshape(6, *shape), values)
+    written = written_and_read(batch.record_batch)
+    assert_same(from_arrow(written.schema.field("extra"), written.column("extra")), values)
+
+
+@pytest.mark.parametrize("space", ["box", "box64", "image", "discrete", "nested", "multibinary"])
+def test_the_schema_is_the_documented_one(space: str) -> None:
+    """The table of docs/collecting.md: it follows from the spaces alone."""
+    loop = EnvLoop(build(Recipe(World, {"obs": space}), 0, 2), Cycle(5, start=2), 0, 4, [1, 2])
+    made = loop.fragment(Acting(0, {}))
+    batch = Batch(
+        made.columns,
+        2,
+        tail_rows=made.tail_rows,
+        tail=made.tail,
+        state=made.state,
+        shard=0,
+        incarnation=0,
+        policy_version=0,
+    )
+    fields = {field.name: field for field in batch.record_batch.schema}
+    for leaf in Layout(SPACES[space]).leaves:
+        field, kind = fields.pop(leaf.name("obs")), pa.from_numpy_dtype(leaf.dtype)
+        if leaf.shape:
+            assert field.type == pa.list_(kind, int(np.prod(leaf.shape)))
+            assert json.loads(field.metadata[b"shape"]) == list(leaf.shape)
+        else:
+            assert field.type == kind
+    assert {name: str(field.type) for name, field in fields.items()} == {
+        "action": "int64",
+        "reward": "float",
+        "terminated": "bool",
+        "truncated": "bool",
+        "env": "int32",
+        "episode": "int32",
+        "step": "int32",
+        "version": "int32",
+        "twice": "float",
+    }
+
+
+def written_and_read(batch: pa.RecordBatch) -> pa.RecordBatch:
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_file(out, batch.schema) as writer:
+        writer.write(batch)
+    return pa.ipc.open_file(out.getvalue()).get_batch(0)
 
 
 def test_an_unknown_column_is_named_with_the_known_ones() -> None:

@@ -445,6 +445,31 @@ def test_weights_too_large_for_one_message_arrive(
         assert stats.relayed_bytes == (2 - from_head) * nbytes
 
 
+def test_shards_go_on_while_weights_are_on_their_way(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = cartpole_policy()
+    with cartpole(client, policy) as collector:
+        serving = collector._intake._serving
+        pull, asked = serving.pull, []
+        monkeypatch.setattr(serving, "pull", lambda *args, **options: asked.append((args, options)))
+        collector.publish(changed(policy, 0.5))
+        assert wait_until(lambda: bool(collector.collect(1)) and len(asked) == 2)
+        batches = collector.collect(40 * 8 * 5)  # many times what was under way
+        assert {batch.policy_version for batch in batches} == {0}
+        monkeypatch.undo()
+        for args, options in asked:
+            pull(*args, **options)
+        newest: dict[int, int] = {}
+
+        def arrived() -> bool:
+            batch = next(iter(collector))
+            newest[batch.shard] = batch.policy_version
+            return newest == {0: 1, 1: 1}
+
+        assert wait_until(arrived)
+
+
 def test_recurrent_state_and_extras_reach_the_head(client: Client) -> None:
     with cartpole(client, Counter(), horizon=16) as collector:
         for _ in range(3):

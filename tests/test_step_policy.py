@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import threading
 from typing import Any
 
@@ -15,7 +16,7 @@ from compare import assert_same
 from distributed import Client
 from gymnasium.vector import SyncVectorEnv
 from torch import nn
-from worlds import Masked, World
+from worlds import Masked, Slow, World
 
 import clusterenv
 from clusterenv import Divergence, Never, errors
@@ -51,6 +52,17 @@ def test_the_five_values_are_those_of_the_chosen_actions(client: Client, shards:
             assert_same(info["twice"], 2 * info["action"].astype(np.float32))
             # Aligned with the environments, whatever order the shards answer in.
             assert_same(info["action"], 2 + (np.arange(7) + step) % 5)
+
+
+@pytest.mark.parametrize("slow", [0, 1, 2])
+def test_choices_are_aligned_whichever_shard_answers_last(client: Client, slow: int) -> None:
+    factories = [functools.partial(Slow, 0.02 if env // 2 == slow else 0.0) for env in range(6)]
+    with clusterenv.make_vec(factories, 6, shards=3, cluster=client) as envs:
+        envs.reset(seed=2)
+        for step in range(3):
+            *_, info = envs.step(Cycle(2))
+            assert_same(info["action"], (np.arange(6) + step) % 2)
+            assert_same(info["twice"], 2 * info["action"].astype(np.float32))
 
 
 def test_log_probabilities_are_of_the_version_that_acted(client: Client) -> None:

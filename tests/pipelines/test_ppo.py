@@ -15,6 +15,8 @@ import pytest
 import torch
 from distributed import Client
 
+import clusterenv
+from clusterenv import Divergence
 from clusterenv.errors import ConfigError, Diverged
 from clusterenv.policies import Context
 from clusterenv.store import Rollout
@@ -133,6 +135,28 @@ def test_a_run_is_resumed_with_the_arguments_that_began_it(tmp_path: Path, clust
     assert {path: path.read_bytes() for path in out.iterdir()} == before
     free = {"shards": 1, "threads": 2, "stop_at": 1e6, "checkpoint_every": 1, "restarts": 1}
     assert train(short(out, 512, **{"resume": True, "cluster": cluster, **free})).steps == 512
+
+
+def test_statistics_of_observations_travel_with_the_weights(client: Client) -> None:
+    env = gym.make("CartPole-v1")
+    torch.manual_seed(0)
+    agent = PPOAgent(env.observation_space, env.action_space, (16,))
+    options = {"num_envs": 4, "horizon": 16, "shards": 2, "seed": 1, "cluster": client}
+    with clusterenv.Collector("CartPole-v1", agent, sync=Divergence(1e-6), **options) as collector:
+        batches = collector.rollout()
+        with torch.no_grad():
+            agent.actor[-1].weight.mul_(100)  # so that observations matter
+        collector.publish(agent)
+        for batch in collector.rollout():
+            agent.stats.update(torch.from_numpy(batch.flat("obs")))
+        version = collector.publish(agent)  # nothing but the statistics is new
+        batches = collector.rollout()
+        assert {batch.policy_version for batch in batches} == {version}
+    for batch in batches:
+        obs, action = (torch.from_numpy(batch.flat(name)) for name in ("obs", "action"))
+        with torch.no_grad():
+            expected = agent.distribution(obs).log_prob(action)
+        torch.testing.assert_close(torch.from_numpy(batch.flat("log_prob")), expected)
 
 
 def test_minibatches_that_do_not_come_out_even_have_two_rows_at_least() -> None:
