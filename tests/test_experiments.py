@@ -1,0 +1,52 @@
+"""What docs/experiments says follows from the files beside it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipelines import aps_arms, aps_sweep, curves
+
+EXPERIMENTS = Path(__file__).parents[1] / "docs" / "experiments"
+PAGE = " ".join((EXPERIMENTS / "README.md").read_text().replace("\n> ", "\n").split())
+
+
+def rows(table: str) -> list[str]:
+    return [line for line in table.splitlines() if line.startswith("|") and "---" not in line]
+
+
+def test_ppo_reaches_its_goals_with_three_seeds() -> None:
+    within = {"CartPole-v1": 300_000, "LunarLander-v3": 1_500_000, "Pendulum-v1": 400_000}
+    found: dict[str, dict[str, curves.Curve]] = {env: {} for env in within}
+    for env, steps in within.items():
+        for file in sorted((EXPERIMENTS / "ppo").glob(f"{env}-*.csv")):
+            curve = found[env][file.stem.rpartition("-")[2]] = curves.read(file)
+            assert (curves.reached(curve, curves.GOALS[env]) or 10**9) <= steps, file
+            assert curve[-1][1] >= curves.GOALS[env], file
+        assert len(found[env]) == 3
+    for row in rows(curves.table(found)):
+        assert row in PAGE
+
+
+@pytest.mark.parametrize(("name", "holds"), [("aps", True), ("aps-large-steps", False)])
+def test_the_sweep_says_what_the_page_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, holds: bool
+) -> None:
+    """``--plot-only`` judges and draws again what is there."""
+    shutil.copytree(EXPERIMENTS / name, tmp_path / name)
+    for plot in (tmp_path / name).glob("*.png"):
+        plot.unlink()
+    verdict = aps_sweep.sweep(aps_arms.Args(out=tmp_path / name, plot_only=True))
+    assert verdict.never_failed
+    assert bool(verdict.thresholds) == holds
+    said = rows(capsys.readouterr().out)
+    assert len(said) == 12
+    for row in said:
+        assert row in PAGE
+    if holds:
+        assert " ".join(verdict.text.split()) in PAGE
+    for plot in re.findall(rf"\({name}/(\w+\.png)\)", PAGE):
+        assert (tmp_path / name / plot).stat().st_size > 10_000
