@@ -13,9 +13,25 @@ from typing import Any
 import numpy as np
 
 from clusterenv import Batch
+from clusterenv.fragment import Fragment
 from clusterenv.store import ReplayStore, Uniform
 
 FRAME = (6, 6)
+
+
+def as_batch(fragment: Fragment) -> Batch:
+    """Return a fragment as the head would have it."""
+    return Batch(
+        fragment.columns,
+        fragment.num_envs,
+        tail_rows=fragment.tail_rows,
+        tail=fragment.tail,
+        state=fragment.state,
+        shard=0,
+        incarnation=0,
+        policy_version=0,
+        cuts=fragment.cuts,
+    )
 
 
 @dataclass(frozen=True)

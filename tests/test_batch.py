@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from agents import Cycle
+from batches import as_batch
 from compare import assert_same
 from worlds import SPACES, World
 
@@ -69,17 +70,7 @@ def test_every_dtype_and_shape_survives(dtype: str, shape: tuple[int, ...]) -> N
 def test_the_schema_is_the_documented_one(space: str) -> None:
     """The table of docs/collecting.md: it follows from the spaces alone."""
     loop = EnvLoop(build(Recipe(World, {"obs": space}), 0, 2), Cycle(5, start=2), 0, 4, [1, 2])
-    made = loop.fragment(Acting(0, {}))
-    batch = Batch(
-        made.columns,
-        2,
-        tail_rows=made.tail_rows,
-        tail=made.tail,
-        state=made.state,
-        shard=0,
-        incarnation=0,
-        policy_version=0,
-    )
+    batch = as_batch(loop.fragment(Acting(0, {})))
     fields = {field.name: field for field in batch.record_batch.schema}
     for leaf in Layout(SPACES[space]).leaves:
         field, kind = fields.pop(leaf.name("obs")), pa.from_numpy_dtype(leaf.dtype)

@@ -9,12 +9,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from batches import as_batch
 from distributed import Client
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 import clusterenv
-from clusterenv import Batch, EnvFaults, ReplayStore, errors
+from clusterenv import EnvFaults, ReplayStore, errors
 from clusterenv.env_loop import Acting, EnvLoop
 from clusterenv.env_loop.faults import PolicyFault
 from clusterenv.env_loop.guard import SpaceBroken
@@ -101,20 +102,6 @@ def loop_of(
     return lambda: loop.fragment(Acting(0, {}))
 
 
-def batch_of(fragment: Fragment) -> Batch:
-    return Batch(
-        fragment.columns,
-        fragment.num_envs,
-        tail_rows=fragment.tail_rows,
-        tail=fragment.tail,
-        state=fragment.state,
-        shard=0,
-        incarnation=0,
-        policy_version=0,
-        cuts=fragment.cuts,
-    )
-
-
 def column(fragment: Fragment, name: str, env: int) -> list[Any]:
     values: list[Any] = fragment.columns[name][env :: fragment.num_envs].tolist()
     return values
@@ -165,7 +152,7 @@ def test_a_store_joins_nothing_across_a_cut() -> None:
     fragments = loop_of({0: {4: "raise"}, 1: {9: "nan"}})
     store = ReplayStore(100, seed=1)
     for _ in range(3):
-        store.add(batch_of(fragments()))
+        store.add(as_batch(fragments()))
     sample = store.sample(500)
     obs, following = sample["obs"], sample["next_obs"]
     np.testing.assert_array_equal(following[:, 0], obs[:, 0])  # the mark of the same episode
