@@ -11,12 +11,14 @@ received straight into the arrays which the caller provides.
 
 from __future__ import annotations
 
+import math
 import pickle
 import select
 import socket
 import ssl
 import struct
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -31,7 +33,8 @@ _HEADER = struct.Struct("<IIQ")
 _IOV_MAX = 512  # buffers per system call; Linux allows 1,024
 _TLS_BLOCK = 1 << 18  # bytes encrypted at a time; the other direction waits for no more
 _LOCAL_BUFFER = 1 << 22  # bytes under way between processes of one machine, if it allows so many
-_MOMENT_MS = 20  # for the rest of what has begun to come; it saves a look at all other channels
+_READ_BLOCK = 1 << 24  # bytes at a time, or a call would go on while the other end sends
+_MOMENT = 0.02  # seconds for what comes on one channel; then it is the others' turn
 _SEND_SECONDS = 30.0  # for a process of the same machine to read on; then it is stopped
 # A peer whose machine vanished without a word is noticed within half a minute.
 # Keep-alive serves an idle connection, the user timeout one with bytes on the way (in ms).
@@ -85,6 +88,7 @@ class Channel:
         self._gather = not isinstance(sock, ssl.SSLSocket)  # TLS has no sendmsg
         # OpenSSL allows one thread at a time, so nobody may wait for the network in a call of it.
         self._tls = threading.Lock()
+        self._shut_down = False
         self._posting = threading.Lock()
         self._kept: list[memoryview] = []  # what was posted and not taken yet
         if not self._gather:
@@ -160,6 +164,8 @@ class Channel:
         """Make a call of OpenSSL while no other thread does, and wait outside of it."""
         while True:
             with self._tls:
+                if self._shut_down:  # what comes now would be read as it is, encrypted
+                    raise ChannelClosed("the connection was closed")
                 try:
                     return call()
                 except ssl.SSLWantReadError:
@@ -170,14 +176,14 @@ class Channel:
                 return None
             self._poll(wanted, None)
 
-    def _poll(self, wanted: int, milliseconds: int | None) -> bool:
+    def _poll(self, wanted: int, seconds: float | None) -> bool:
         """Wait until the socket is ready; return whether it is."""
         poll = select.poll()
         try:
             poll.register(self._sock, wanted)
         except ValueError as error:  # closed meanwhile
             raise ChannelClosed("the connection was closed") from error
-        return bool(poll.poll(milliseconds))
+        return bool(poll.poll(None if seconds is None else math.ceil(1e3 * seconds)))
 
     def recv_raw(self, header: Header) -> bytearray:
         """Read the frame's blob as it travelled."""
@@ -272,48 +278,53 @@ class Channel:
         The body is left to :meth:`arrive`.
         """
         raw = bytearray(_HEADER.size)
-        yield from self._arrive((raw,), 0)
+        yield from self._arrive((raw,), 0.0)
         header = Header(*_HEADER.unpack(raw))
         blob = bytearray(header.blob)
-        yield from self._arrive((blob,), _MOMENT_MS)
+        yield from self._arrive((blob,), _MOMENT)
         return header, loads(blob) if blob else None
 
     def arrive(self, arrays: Sequence[Array]) -> Iterator[None]:
-        """Read a body into contiguous arrays; yield whenever nothing comes for a moment."""
-        return self._arrive(arrays, _MOMENT_MS)
+        """Read a body into contiguous arrays; yield after a moment if more is to come."""
+        return self._arrive(arrays, _MOMENT)
 
     def _arrive(
-        self, buffers: Sequence[bytearray | Array], patience: int
+        self, buffers: Sequence[bytearray | Array], moment: float
     ) -> Generator[None, None, None]:
         parts = _bytes_of(buffers)
+        ends = time.monotonic() + moment
         while parts:
             try:
                 if self._gather:
-                    done: int | None = self._sock.recvmsg_into(
-                        parts[:_IOV_MAX], 0, socket.MSG_DONTWAIT
-                    )[0]
+                    large = parts[0].nbytes > _READ_BLOCK
+                    into = [parts[0][:_READ_BLOCK]] if large else parts[:_IOV_MAX]
+                    done: int | None = self._sock.recvmsg_into(into, 0, socket.MSG_DONTWAIT)[0]
                 else:
                     done = self._alone(partial(self._sock.recv_into, parts[0]), wait=False)
             except BlockingIOError:
                 done = None
             except OSError as error:
                 raise ChannelClosed(f"the connection broke while receiving: {error}") from error
-            if done is None:
-                if not patience or not self._poll(select.POLLIN, patience):
-                    yield
-            elif not done:
+            if done == 0:
                 raise ChannelClosed("the other end closed the connection")
-            else:
-                parts = _rest(parts, done)
+            parts = _rest(parts, done or 0)
+            left = ends - time.monotonic()
+            waits = done is None and left > 0
+            if parts and (left <= 0 or (waits and not self._poll(select.POLLIN, left))):
+                yield
+                ends = time.monotonic() + moment
 
     def close(self) -> None:
         """Close the connection; a thread that waits on it is woken."""
         self._shut()
-        self._sock.close()
+        with self._tls:
+            self._sock.close()
 
     def _shut(self) -> None:
+        self._shut_down = True
         try:
-            self._sock.shutdown(socket.SHUT_RDWR)
+            # Not that of TLS, which would leave the bare connection behind for others to read.
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
         except OSError:
             pass
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import threading
 
 import torch
 
-__all__ = ["Drawing"]
+__all__ = ["Drawing", "this_process"]
 
 _turn = threading.Lock()  # torch has one generator for all threads that do not name another
 _current: Drawing | None = None  # whose numbers torch draws; None: the process's own
@@ -15,16 +16,16 @@ _own: torch.Tensor | None = None  # the process's own numbers, while others are 
 
 
 class Drawing:
-    """Within it, what torch draws goes on from a seed, whatever was drawn elsewhere.
+    """Within it, what torch draws goes on from a seed, whatever other drawings drew.
 
     Parameters
     ----------
     seed
         Any integer; ``None`` for numbers that nobody else draws.
     returns
-        Whether the process's own numbers are drawn again afterwards. Otherwise they stay away
-        until another needs its turn: of shards that are alone in their process, only the first
-        step is a change.
+        Whether the process's own numbers are drawn again afterwards. Otherwise it goes on with
+        these until another needs its turn, which spares a shard that is alone in its process two
+        changes a step; environments that draw with torch then draw of them too.
 
     Examples
     --------
@@ -53,6 +54,14 @@ class Drawing:
         if self._returns:
             _change(self._before)
         _turn.release()
+
+
+_process = secrets.randbits(63)
+
+
+def this_process() -> tuple[int, int]:
+    """Return what no other process has: numbers of processes repeat in containers."""
+    return _process, os.getpid()
 
 
 def _change(to: Drawing | None) -> None:

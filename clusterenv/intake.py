@@ -192,7 +192,7 @@ class Intake:
             self._part(gone, self._fleet.lost(gone))
         now = time.monotonic()
         if now - self._looked >= _WATCH_SECONDS:
-            held_up = now - self._looked > self._deadlines[0] / 2
+            held_up = now - self._looked > max(self._deadlines[0] / 2, 2 * _WATCH_SECONDS)
             self._looked = now
             self._look_after(now, held_up)
 
@@ -202,7 +202,7 @@ class Intake:
             self._telemetry.tell(now, self.stats())
         for link in [link for link in self._fleet.links if not link.lost]:
             if held_up:  # this thread was: who was not listened to has not been silent
-                link.pulse.heard(now)
+                link.pulse.progress(now)
             fault = link.pulse.fault(now, *self._deadlines)
             if fault is not None:
                 self._part(link, WorkerLost(f"{link} {fault}."), end_process=True)
@@ -286,7 +286,7 @@ class Intake:
         with self.roster:
             with self._tally.lock:
                 self._tally.left_behind(rows)
-            ends = link.index in self._ending
+            ends = link.index in self._ending and link.index not in self._awaited
             if ends:
                 self._ended.add(link.index)
             while (last := self._fleet.links[-1].index) in self._ended:
@@ -319,7 +319,7 @@ class Intake:
                 self._give_tickets(link, self._credits - self._waiting[link.index])
             elif link.index in self._awaited:
                 self._send(link, Frame.TICKET, dumps(True))
-            if link.index in self._ending:  # it was lost while it owed a fragment
-                self._drain(link)
+            if link.index in self._ending or link.index >= self.supervisor.wanted:
+                self._drain(link)  # it left while it owed a fragment, or fewer are wanted by now
         level = logging.WARNING if link.because == "loss" else logging.INFO
         logger.log(level, "%s is there, incarnation %d.", link, link.incarnation)

@@ -8,7 +8,6 @@ waits: that is all the backpressure there is, and all the memory it needs.
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import threading
 from collections.abc import Callable
@@ -19,7 +18,7 @@ import numpy as np
 import torch
 
 from clusterenv.channel import Channel, Header, dumps
-from clusterenv.drawing import Drawing
+from clusterenv.drawing import Drawing, this_process
 from clusterenv.env_loop import Acting, EnvLoop, Interrupted
 from clusterenv.envs import Engine
 from clusterenv.errors import ChannelClosed
@@ -73,8 +72,8 @@ class StreamSpec:
     env_faults: EnvFaults = field(default_factory=EnvFaults)
     relays: bool = False
     """Whether weights go from worker to worker too."""
-    head: int = field(default_factory=os.getpid)
-    """The head's process: a worker in the same one leaves its threads and random numbers alone."""
+    head: tuple[int, int] = field(default_factory=this_process)
+    """The head's process, which may be the worker's too."""
 
 
 class Note(NamedTuple):
@@ -96,12 +95,12 @@ class Stream:
         fleet: str = "",
         fetch: Fetch | None = None,
     ) -> None:
-        within_head = spec.head == os.getpid()
-        if not within_head:
+        drawing = None
+        if spec.head != this_process():  # there, threads and random numbers are the learner's
             torch.set_num_threads(1)  # the shards are the parallelism
-        # What policies draw repeats too, for the same sharding.
-        (seed,) = env_seeds(spec.seed, incarnation, first, 1)
-        drawing = Drawing(seed, returns=within_head)
+            # What policies draw repeats too, for the same sharding.
+            (seed,) = env_seeds(spec.seed, incarnation, first, 1)
+            drawing = Drawing(seed, returns=False)
         self._first = first
         self._by_step = spec.switch == "step"
         self._policy = spec.policy.eval()

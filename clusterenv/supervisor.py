@@ -145,7 +145,10 @@ class Supervisor:
     def drained(self, link: Link, remove: bool) -> None:
         """Stop a shard that has delivered everything, and place it elsewhere or not at all."""
         link.lost = True
-        if not remove:
+        if remove:
+            with self._lock:
+                self._removed.add(link.index)
+        else:
             logger.info("%s moves to another worker.", link)
         self._start(self._move, f"move-{link.index}", link, remove)
 
@@ -194,7 +197,9 @@ class Supervisor:
 
     def _move(self, link: Link, remove: bool) -> None:
         self._fleet.discard(link, config.seconds("timeout.close"))
-        if not remove:
+        if remove:
+            self._fit()  # more may be wanted by now
+        else:
             self._place(link, "move")
 
     def _place(self, link: Link, because: str) -> None:
@@ -232,9 +237,10 @@ class Supervisor:
             links = [link for link in self._fleet.links if not link.lost]
             if any(link.draining for link in links) or len(links) < self._wanted:
                 continue  # one thing after the other
-            placed = {link.index: link.worker for link in links if link.worker in load}
-            for index in shards_to_move(placed, load, leaving):
-                self._drain(self._fleet.links[index])
+            placed = {link.index: link for link in links if link.worker in load}
+            homes = {index: link.worker for index, link in placed.items()}
+            for index in shards_to_move(homes, load, leaving):
+                self._drain(placed[index])
             if more := shards_to_add(self._wanted, self._most, load, leaving):
                 self._want(self._wanted + more)
 
@@ -242,7 +248,7 @@ class Supervisor:
         """Add or drain shards until there are as many as wanted."""
         with self._fitting:
             while not self._closing.is_set() and len(self._fleet.links) < self._wanted:
-                index = len(self._fleet.links)
+                index, wanted = len(self._fleet.links), self._wanted
                 with self._lock:
                     again = index in self._removed
                     incarnation = self._losses.next_incarnation(index) if again else 0
@@ -251,11 +257,11 @@ class Supervisor:
                 except Exception as error:
                     logger.warning("no shard %d: %s", index, error)
                     with self._lock:
-                        self._wanted = len(self._fleet.links)
-                    return
+                        if self._wanted == wanted:  # nobody has asked for others meanwhile
+                            self._wanted = len(self._fleet.links)
+                            return
                 while len(self._fleet.links) == index and not self._closing.wait(0.01):
                     pass
             for link in reversed(self._fleet.links[self._wanted :]):
-                if not link.lost:
-                    self._removed.add(link.index)
+                if not link.lost and not link.draining:  # one that is lost, when it is back
                     self._drain(link)

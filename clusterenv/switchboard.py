@@ -85,11 +85,12 @@ class Switchboard:
         A connection that broke is an error instead; whoever gets it removes the shard.
         """
         self._follow()
-        ready: list[tuple[Link | None, int]]
-        ready = [(link, _READ) for link in self._arriving if link.channel.has_buffered()]
-        if not ready:
-            ready = [(key.data, events) for key, events in self._selector.select(seconds)]
-        for link, events in ready:
+        # What was decrypted already, no selector reports; the others have their turn all the same.
+        ready: dict[Link | None, int]
+        ready = {link: _READ for link in self._arriving if link.channel.has_buffered()}
+        for key, events in self._selector.select(0 if ready else seconds):
+            ready[key.data] = ready.get(key.data, 0) | events
+        for link, events in ready.items():
             if link is None:
                 self._woken.recv(64)
             elif link in self._arriving:  # not removed meanwhile
@@ -116,13 +117,17 @@ class Switchboard:
                 self._selector.modify(link.channel, events, link)
 
     def _serve(self, link: Link, events: int) -> Message | None:
-        """Go on with the frames of a shard; return the one that is whole now."""
+        """Go on for a moment with the frames of a shard; return the one that is whole now."""
         if events & _WRITE and link.channel.flush():
             link.pulse.heard(time.monotonic())  # it reads
         if not events & _READ:
             return None
-        link.pulse.heard(time.monotonic())
-        arriving = self._arriving[link] or self._frame(link)
+        arriving = self._arriving[link]
+        if arriving is None:
+            link.pulse.heard(time.monotonic())
+            arriving = self._frame(link)
+        else:  # more of a frame: however long it is under way, nothing hangs
+            link.pulse.progress(time.monotonic())
         try:
             next(arriving)
         except StopIteration as whole:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -138,6 +139,33 @@ def test_the_end_of_a_connection_ends_what_was_on_its_way(ends: tuple[Channel, C
         list(shard.arrive([np.empty(9_000_001, np.uint8)]))
     with pytest.raises(ChannelClosed):
         list(iter(lambda: shard.post(5, b"", [np.zeros(9_000_001, np.uint8)]), None))
+
+
+def test_after_a_send_that_failed_nothing_is_read_that_was_not_sent(
+    ends: tuple[Channel, Channel],
+) -> None:
+    """Under TLS, the bytes of a connection that broke are encrypted, and look like a body."""
+    head, shard = ends
+    body = np.full(200_000, 7, np.uint8)
+    got = np.zeros_like(body)
+    head.post(9, b"x" * 100)  # which the other end never reads, so it ends with a reset
+    shard.post(3, b"", [body[:1000]])
+    for _ in head.frame():
+        pass
+    arriving = head.arrive([got])
+    next(arriving)
+    assert got.any()
+    shard._kept += [memoryview(body[1000:]).cast("B")]  # the rest, and not a word more
+    shard.flush()
+    os.close(shard._sock.detach())
+    with pytest.raises(ChannelClosed):
+        list(iter(lambda: head.post(1, b"ticket"), None))
+    try:
+        list(arriving)
+    except ChannelClosed:
+        assert set(np.unique(got)) <= {0, 7}
+    else:
+        assert (got == 7).all()
 
 
 def test_the_other_end_closing_is_noticed_at_once(ends: tuple[Channel, Channel]) -> None:

@@ -128,19 +128,19 @@ def test_another_collector_on_the_same_workers_changes_no_row() -> None:
         assert rows(two, beside=False) == rows(two, beside=True)
 
 
-def test_workers_in_the_heads_own_process_leave_its_random_numbers_alone() -> None:
-    with (
-        Client(processes=False, n_workers=1, threads_per_worker=1, dashboard_address=None) as own,
-        cartpole(own, shards=1) as collector,
-    ):
-        drawn = []
-        for _ in range(2):
-            torch.manual_seed(7)
-            collector.rollout()
-            drawn.append(torch.rand(3).tolist())
-        assert drawn[0] == drawn[1]
-        torch.manual_seed(7)
-        assert torch.rand(3).tolist() == drawn[0]
+def test_workers_in_the_heads_own_process_do_not_seed_it_anew() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    with Client(processes=False, n_workers=1, threads_per_worker=1, dashboard_address=None) as own:
+        policy, drawn = cartpole_policy(), []
+        for seed in (10, 11):
+            torch.manual_seed(seed)
+            with cartpole(own, policy, shards=1) as collector:
+                collector.rollout()
+                drawn.append(torch.rand(1).item())
+        assert drawn[0] != drawn[1]
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(before)
 
 
 def test_the_published_weights_act(client: Client) -> None:

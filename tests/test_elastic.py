@@ -182,6 +182,55 @@ def test_a_rollout_is_whole_though_a_shard_is_lost_that_was_to_end() -> None:
         collector.close()
 
 
+def test_more_shards_that_are_wanted_while_one_still_ends() -> None:
+    batches: list[Batch] = []
+    with (
+        dask.config.set({"clusterenv.watch": "100ms"}),
+        clusterenv.connect("local", n_workers=2) as client,
+        collecting(client) as collector,
+    ):
+        batches += collector.collect(100)
+        collector.scale(1)
+        assert wait_until(lambda: collector._fleet.links[-1].draining)
+        collector.scale(2)
+        assert take_until(
+            collector, batches, lambda: any(b.shard == 1 and b.incarnation == 1 for b in batches)
+        )
+        assert collector.shards == 2
+    check(batches)
+
+
+def test_fewer_shards_that_are_wanted_while_one_is_placed_again() -> None:
+    """It ends as soon as it is back, and its seeds are never used again."""
+    batches: list[Batch] = []
+    with clusterenv.connect("local", n_workers=3) as client, collecting(client) as collector:
+        batches += collector.collect(100)
+        link = collector._fleet.links[1]
+        os.kill(client.run(os.getpid)[link.worker], signal.SIGKILL)
+        assert take_until(collector, batches, lambda: link.lost)
+        collector.scale(1)
+        assert take_until(collector, batches, lambda: collector.shards == 1)
+        collector.scale(2)
+        assert take_until(collector, batches, lambda: collector.shards == 2)
+        assert take_until(collector, batches, lambda: batches[-1].shard == 1)
+    assert batches[-1].incarnation > 1
+    check(batches)
+
+
+def test_a_rollout_is_whole_though_a_shard_that_moves_is_to_end(client: Client) -> None:
+    with collecting(client) as collector:
+        collector.rollout()
+        intake = collector._intake
+        with intake.roster:  # an order of three threads that its lock allows
+            intake._drain(collector._fleet.links[1])  # it is to move
+            asked = intake.ask_all()  # rollout() begins
+            intake.supervisor._most = intake.supervisor._wanted = 1  # and scale(1) comes
+            intake._drain(collector._fleet.links[1])
+        found = [intake.take() for _ in range(asked)]
+        assert sorted(batch.shard for batch in found) == [0, 1]
+        assert wait_until(lambda: collector.shards == 1)
+
+
 def test_a_shard_moves_before_the_lifetime_of_its_worker_ends() -> None:
     batches: list[Batch] = []
     settings = {"clusterenv.timeout.leave": "4s", "clusterenv.watch": "500ms"}

@@ -180,9 +180,12 @@ def test_an_environment_that_hangs_is_ended_with_its_process(
     check(batches)
 
 
-def test_a_stopped_process_is_lost_and_cannot_deliver_when_it_returns(fragile: Client) -> None:
+@pytest.mark.parametrize("silence", ["1s", "3s"])
+def test_a_stopped_process_is_lost_and_cannot_deliver_when_it_returns(
+    fragile: Client, silence: str
+) -> None:
     batches: list[Batch] = []
-    with dask.config.set({"clusterenv.timeout.silence": "3s"}), collecting(fragile) as collector:
+    with dask.config.set({"clusterenv.timeout.silence": silence}), collecting(fragile) as collector:
         batches += collector.collect(200)
         os.kill(pids(fragile)[0], signal.SIGSTOP)
         assert restarted(collector, batches, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -11,7 +12,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from clusterenv.drawing import Drawing
 from clusterenv.env_loop.actions import ActionCheck
 from clusterenv.env_loop.blocks import TAKEN, Block, room
 from clusterenv.env_loop.decisions import ExtrasCheck, ask, check_log_prob
@@ -56,7 +56,7 @@ class Chooser:
         policy: Policy,
         about: EnvDescription,
         envs: npt.NDArray[np.int32],
-        drawing: Drawing,
+        drawing: AbstractContextManager[None],
     ) -> None:
         self.interrupted = False
         """Set by another thread: the next action is not chosen any more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -155,7 +156,7 @@ class InPlace(Filler):
     def _unbatched(self, batch: Any, rows: list[int]) -> list[Any]:
         """Return the observations of some environments: of an array of them, or of a batch."""
         if isinstance(batch, np.ndarray) and batch.dtype == object:
-            return [batch[row] for row in rows]
+            return [copy.deepcopy(batch[row]) for row in rows]  # may be views of what changes
         parts = list(batch_parts(self._engine.description.observation_space, batch))
         return [self._layout.nest([np.array(part[row]) for part in parts]) for row in rows]
 

@@ -7,6 +7,7 @@ true final observation of every episode is kept beside the rows.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -84,7 +85,7 @@ class EnvLoop:
         What becomes of environments that fail. Engines that cannot rebuild a single one
         raise; so does every engine if nothing is given.
     drawing
-        The random numbers of the policy.
+        The random numbers of the policy; without it, those of the process.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class EnvLoop:
         self._annotates = type(policy).annotate is not Policy.annotate
         self._free: list[Block] = []
         envs = np.arange(first, first + engine.num_envs, dtype=np.int32)
-        self._drawing = drawing or Drawing(None)
+        self._drawing = drawing or contextlib.nullcontext()
         self._chooser = Chooser(policy, about, envs, self._drawing)
         if self._chooser.checks_all:
             engine.trust_actions()

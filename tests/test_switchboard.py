@@ -1,0 +1,163 @@
+"""Frames of many shards, by a thread that waits for none of them: real sockets, no cluster."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clusterenv.channel import Channel
+from clusterenv.errors import ChannelClosed
+from clusterenv.frames import Frame
+from clusterenv.supervision import Pulse
+from clusterenv.switchboard import Message, Switchboard
+
+
+class End:
+    """What a switchboard knows of a shard, and the shard's own end."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        self.channel, self.shard = Channel(ours), Channel(theirs)
+        self.socket = theirs
+        self.pulse = Pulse(time.monotonic())
+
+
+@pytest.fixture
+def ends() -> Iterator[list[Any]]:
+    made = [End(), End()]
+    yield made
+    for end in made:
+        end.channel.close()
+        end.shard.close()
+
+
+@pytest.fixture
+def switchboard(ends: list[Any]) -> Iterator[Switchboard]:
+    switchboard = Switchboard()
+    for end in ends:
+        switchboard.add(end)
+    yield switchboard
+    switchboard.close()
+
+
+def hear(switchboard: Switchboard, count: int) -> list[tuple[Any, Message]]:
+    heard: list[Any] = []
+    deadline = time.monotonic() + 30
+    while len(heard) < count and time.monotonic() < deadline:
+        heard += switchboard.listen(0.5)
+    return heard
+
+
+def raw(kind: int, body: bytes) -> bytes:
+    """A frame without a blob, as it travels."""
+    ours, theirs = map(Channel, socket.socketpair())
+    ours.send(kind, b"", [np.frombuffer(body, np.uint8)])
+    frame = bytes(theirs._sock.recv(1 << 20))
+    ours.close()
+    theirs.close()
+    return frame
+
+
+def test_part_of_a_frame_holds_up_nobody(switchboard: Switchboard, ends: list[Any]) -> None:
+    frame = raw(Frame.FRAGMENT, b"abcdef")
+    for cut in range(1, len(frame)):
+        ends[0].socket.sendall(frame[:cut])
+        ends[1].shard.send(Frame.PULL)
+        ((speaker, message),) = hear(switchboard, 1)
+        assert (speaker, message.kind) == (ends[1], Frame.PULL)
+        ends[0].socket.sendall(frame[cut:])
+        ((speaker, message),) = hear(switchboard, 1)
+        assert (speaker, bytes(message.body)) == (ends[0], b"abcdef")
+
+
+def test_one_whose_bytes_never_cease_leaves_others_their_turn(
+    switchboard: Switchboard, ends: list[Any]
+) -> None:
+    over = threading.Event()
+
+    def pour() -> None:
+        frame = np.zeros(1 << 30, np.uint8)  # that nobody will see the end of
+        try:
+            ends[0].shard.send(Frame.FRAGMENT, b"", [frame])
+        except ChannelClosed:
+            over.set()
+
+    pouring = threading.Thread(target=pour)
+    pouring.start()
+    for _ in range(3):
+        ends[1].shard.send(Frame.PULL)
+        speakers = [speaker for speaker, _ in hear(switchboard, 1)]
+        assert speakers == [ends[1]]
+    switchboard.remove(ends[0])
+    ends[0].channel.close()
+    pouring.join()
+    assert over.is_set()
+
+
+def test_who_does_not_read_gets_all_of_it_when_it_does(
+    switchboard: Switchboard, ends: list[Any]
+) -> None:
+    sent = np.random.default_rng(0).integers(0, 255, 20_000_000, np.uint8)
+    switchboard.send(ends[0], Frame.WEIGHTS, b"", [sent])
+    switchboard.send(ends[0], Frame.TICKET, b"")
+    ends[1].shard.send(Frame.PULL)
+    assert [speaker for speaker, _ in hear(switchboard, 1)] == [ends[1]]
+    got: list[Any] = []
+
+    def read() -> None:
+        header = ends[0].shard.recv_header()
+        got.append(np.empty(header.body, np.uint8))
+        ends[0].shard.recv_body(header, got)
+        got.append(ends[0].shard.recv_header().kind)
+        ends[0].shard.send(Frame.HELD)
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    ((speaker, message),) = hear(switchboard, 1)
+    reading.join()
+    assert (speaker, message.kind) == (ends[0], Frame.HELD)
+    assert (got[0] == sent).all()
+    assert got[1] == Frame.TICKET
+
+
+def test_a_long_frame_is_progress_and_a_backlog_that_is_not_read_is_silence(
+    switchboard: Switchboard, ends: list[Any]
+) -> None:
+    frame = raw(Frame.FRAGMENT, bytes(1000))
+    arriving, behind = ends
+    for end in ends:
+        end.pulse = Pulse(now=time.monotonic() - 100)
+        end.pulse.pong(time.monotonic() - 100, steps=5, busy=True)
+    switchboard.send(behind, Frame.WEIGHTS, b"", [np.zeros(20_000_000, np.uint8)])
+    for begin in range(0, 900, 300):
+        arriving.socket.sendall(frame[begin : begin + 300])
+        list(switchboard.listen(0.1))
+    now = time.monotonic()
+    assert arriving.pulse.fault(now, silence=50, step=50) is None
+    assert "has not answered" in str(behind.pulse.fault(now, silence=50, step=50))
+
+
+def test_a_broken_connection_is_said_once_and_can_be_removed(
+    switchboard: Switchboard, ends: list[Any]
+) -> None:
+    ends[0].socket.sendall(raw(Frame.FRAGMENT, b"abcdef")[:-2])
+    list(switchboard.listen(0.1))
+    ends[0].shard.close()
+    ((speaker, error),) = hear(switchboard, 1)
+    assert speaker is ends[0]
+    assert isinstance(error, ChannelClosed)
+    switchboard.remove(ends[0])
+    ends[1].shard.send(Frame.PULL)
+    assert [speaker for speaker, _ in hear(switchboard, 1)] == [ends[1]]
+
+
+def test_waking_ends_the_pause(switchboard: Switchboard) -> None:
+    for _ in range(10_000):  # more than a socket holds
+        switchboard.wake()
+    assert list(switchboard.listen(60)) == []
