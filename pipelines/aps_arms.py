@@ -26,7 +26,7 @@ class Args:
     env: str = "LunarLander-v3"  # id of a Gymnasium environment
     thresholds: tuple[float, ...] = (0.001, 0.01, 0.05, 0.1, 0.2, 0.5, 1)  # 0 is every-version
     every: tuple[int, ...] = (4, 16)  # controls that pull when this many versions behind
-    seeds: tuple[int, ...] = (100, 200, 300)  # far apart: environment i gets seed + i
+    seeds: tuple[int, ...] = (100, 200, 300, 400, 500)  # far apart: environment i gets seed + i
     total_steps: int = 1_000_000  # of each run
     num_envs: int = 16  # environments, all shards together
     horizon: int = 128  # steps of each environment between two updates
