@@ -66,7 +66,7 @@ def test_arms_are_the_thresholds_between_their_controls() -> None:
     names += ["every-4", "every-16", "never"]
     assert [arm.name for arm in found] == names
     assert [Arm.named(name) for name in names] == found
-    assert len(arms(Args())) * len(Args().seeds) == 33
+    assert len(arms(Args())) * len(Args().seeds) == 55
 
 
 def test_an_arm_decides_how_its_runs_pull(tmp_path: Path) -> None:
