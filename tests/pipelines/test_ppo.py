@@ -96,7 +96,7 @@ def test_a_learner_that_becomes_nan_is_not_saved(
 
     args = short(tmp_path, 5 * 256, cluster=cluster, checkpoint_every=1)
     with monkeypatch.context() as patched:
-        patched.setattr("pipelines.ppo.update", explode)
+        patched.setitem(train.__globals__, "update", explode)
         with pytest.raises(Diverged, match="the learner has diverged"):
             train(args)
     saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
