@@ -309,8 +309,7 @@ class Channel:
                 raise ChannelClosed("the other end closed the connection")
             parts = _rest(parts, done or 0)
             left = ends - time.monotonic()
-            waits = done is None and left > 0
-            if parts and (left <= 0 or (waits and not self._poll(select.POLLIN, left))):
+            if parts and (left <= 0 or (done is None and not self._poll(select.POLLIN, left))):
                 yield
                 ends = time.monotonic() + moment
 
