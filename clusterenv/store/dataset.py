@@ -13,8 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.dataset
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 
-from clusterenv.errors import ConfigError, EmptyStore
+from clusterenv.checks import check_flag, check_instance, check_path, shown
+from clusterenv.errors import ConfigError, EmptyStore, UnknownEnv
 from clusterenv.schema import Column, Layout
 from clusterenv.store.manifest import read_manifest
 from clusterenv.store.reading import check_files, read_batches
@@ -58,7 +60,8 @@ def open_dataset(directory: str | Path, *, checksums: bool = True) -> pyarrow.da
         rows = clusterenv.open_dataset("runs/x/replay")
         duckdb.sql("select version, avg(reward) from rows group by version")
     """
-    path = Path(directory)
+    path = check_path("directory", directory, "open_dataset('replay')")
+    check_flag("checksums", checksums, "open_dataset('replay', checksums=False)")
     manifest = read_manifest(path)
     check_files(path, manifest, checksums)
     files = [str(path / segment.file) for segment in manifest.segments]
@@ -81,7 +84,7 @@ def episodes(directory: str | Path) -> Iterator[Episode]:
 
     All rows are in memory meanwhile.
     """
-    path = Path(directory)
+    path = check_path("directory", directory, "episodes('replay')")
     batches = list(read_batches(path, read_manifest(path)))
     if not batches:
         return
@@ -159,22 +162,26 @@ def to_minari(
         from minari.data_collector import EpisodeBuffer
     except ImportError as error:
         raise ConfigError("to_minari needs Minari: pip install 'clusterenv[minari]'") from error
+    right = "to_minari(directory, 'cartpole/random-v0', env='CartPole-v1')"
+    path = check_path("directory", directory, right)
+    check_instance("dataset_id", dataset_id, str, right)
     if env is not None:
-        made = gym.make(env) if isinstance(env, str) else env
-        observation_space = observation_space or made.observation_space
-        action_space = action_space or made.action_space
-        if isinstance(env, str):
+        made = _made(env, right)
+        observation_space = (
+            made.observation_space if observation_space is None else observation_space
+        )
+        action_space = made.action_space if action_space is None else action_space
+        if made is not env:
             made.close()
     if observation_space is None or action_space is None:
-        raise ConfigError(
-            "to_minari must know the spaces: to_minari(directory, 'cartpole/random-v0', "
-            "env='CartPole-v1')"
-        )
+        raise ConfigError(f"to_minari must know the spaces: {right}")
+    check_instance("observation_space", observation_space, spaces.Space, right)
+    check_instance("action_space", action_space, spaces.Space, right)
     layout = Layout(observation_space)
     names = [leaf.name("obs") for leaf in layout.leaves]
-    whole = list(episodes(directory))
+    whole = list(episodes(path))
     if not whole:
-        raise EmptyStore(f"{directory} holds no whole episode; collect more rows first")
+        raise EmptyStore(f"{path} holds no whole episode; collect more rows first")
     _check_space("observation_space", observation_space, "obs", whole[0].observations)
     _check_space("action_space", action_space, "action", {"action": whole[0].actions})
     buffers = [
@@ -189,20 +196,33 @@ def to_minari(
         )
         for index, episode in enumerate(whole)
     ]
-    total = read_manifest(Path(directory)).rows
+    total = read_manifest(path).rows
     left_out = total - sum(len(buffer.rewards) for buffer in buffers)
     if left_out:
         logger.info("%d of %d rows are of episodes that are not whole; left out", left_out, total)
-    return minari.create_dataset_from_buffers(
-        dataset_id,
-        buffers,
-        env=env,
-        observation_space=observation_space,
-        action_space=action_space,
-        data_format="arrow",
-        jpeg_encoding=False,
-        **metadata,
-    )
+    try:
+        return minari.create_dataset_from_buffers(
+            dataset_id,
+            buffers,
+            env=env,
+            observation_space=observation_space,
+            action_space=action_space,
+            data_format="arrow",
+            jpeg_encoding=False,
+            **metadata,
+        )
+    except (TypeError, ValueError, AttributeError, NotImplementedError) as error:
+        raise ConfigError(f"Minari cannot write {shown(dataset_id)}: {error}. {right}") from error
+
+
+def _made(env: Any, right: str) -> gym.Env[Any, Any]:
+    """Return an environment that has the spaces."""
+    try:
+        made = gym.make(env) if isinstance(env, (str, EnvSpec)) else env
+    except gym.error.Error as error:
+        raise UnknownEnv(f"{error}: {right}") from error
+    check_instance("env", made, gym.Env, right)
+    return made
 
 
 def _check_space(

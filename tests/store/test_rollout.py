@@ -181,3 +181,12 @@ def test_an_unknown_column_names_those_there_are() -> None:
 def test_settings_that_cannot_work_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"RolloutStore\("):
         RolloutStore(**bad)
+
+
+def test_only_a_batch_and_a_version_can_be_added() -> None:
+    store = RolloutStore()
+    with pytest.raises(ConfigError, match=r"batch must be a Batch, got 5: store\.add\(batch, "):
+        store.add(5, 0)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"newest_version must be an integer, .*got None"):
+        store.add(fragment(), None)  # type: ignore[arg-type]
+    assert store.rows == 0
