@@ -357,5 +357,5 @@ def wait_for_workers(client: Client, n: int, timeout: float) -> list[str]:
         f"waited {timeout:g} s for {n} worker{'s' if n > 1 else ''} at "
         f"{client.scheduler.address}, {found} came. Start more workers, ask for fewer shards "
         f"(shards={max(found, 1)}), or wait longer: "
-        f"dask.config.set({{'clusterenv.timeout.{setting}': '10 min'}}){hint}"
+        f"dask.config.set({{'clusterenv.timeout.{setting}': '10 m'}}){hint}"
     )

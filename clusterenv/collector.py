@@ -125,7 +125,9 @@ class Collector:
             if self._owned_client is not None:
                 undo.callback(self._owned_client.close)
             undo.callback(self._fleet.close, config.seconds("timeout.close"))
-            self._begin(policy, rule, version, _title(env), credits, restarts, max_shards, relays)
+            self._begin(
+                policy, rule, version, _title(env), horizon, credits, restarts, max_shards, relays
+            )
             undo.pop_all()
         _open.add(self)
         self._telemetry.begin()  # now that somebody listens to the shards
@@ -136,6 +138,7 @@ class Collector:
         rule: SyncRule,
         version: int,
         title: str,
+        horizon: int,
         credits: int,  # noqa: A002
         restarts: Restarts,
         max_shards: int | None,
@@ -148,6 +151,7 @@ class Collector:
         layout = Layout(about.observation_space)
         self._obs_names = [leaf.name("obs") for leaf in layout.leaves]
         started = len(self._fleet.links)
+        self._publishing = threading.Lock()
         self._publisher = Publisher(policy, rule, layout, started, version=version)
         self._tally = Tally(started, version)
         self._telemetry = self._fleet.telemetry(title)
@@ -158,6 +162,7 @@ class Collector:
             self._publisher,
             self._tally,
             self._telemetry,
+            horizon=horizon,
             credits=credits,
             restarts=restarts,
             max_shards=max_shards or started,
@@ -243,11 +248,14 @@ class Collector:
                     f"publish({name}={value!r}): scalars are finite numbers, "
                     f"publish(policy, {name}=0.1)"
                 )
-        with self._intake.roster:
-            with self._tally.lock:
-                numbers = {name: float(value) for name, value in scalars.items()}
-                announcement = self._publisher.publish(policy, numbers)
-            self._intake.announce(dumps(tuple(announcement)))
+        numbers = {name: float(value) for name, value in scalars.items()}
+        with self._publishing:
+            # Evaluated outside the locks that receiving needs.
+            version = self._publisher.prepare(policy, numbers, self._tally.lock)
+            with self._intake.roster:
+                with self._tally.lock:
+                    announcement = self._publisher.commit(version)
+                self._intake.announce(dumps(tuple(announcement)))
         return announcement.version
 
     def scale(self, shards: int) -> None:

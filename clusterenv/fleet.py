@@ -165,6 +165,7 @@ class Fleet:
             ports=tuple(ports) if ports else None,
             accept_timeout=config.seconds("timeout.connect"),
             local=config.get("channel.local"),
+            message_limit=config.nbytes("channel.message"),
             incarnation=incarnation,
             fleet=self._name,
         )
@@ -338,7 +339,8 @@ class Fleet:
             context = self._client.security.get_connection_args("client")["ssl_context"]
         timeout = config.seconds("timeout.connect")
         try:
-            link.connected(reach(opened.endpoint, context, timeout))
+            limit = config.nbytes("channel.message")
+            link.connected(reach(opened.endpoint, context, timeout, limit))
             link.relay = opened.relay
         except OSError as error:
             where = f"{opened.endpoint.host}:{opened.endpoint.port}"

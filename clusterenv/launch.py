@@ -13,6 +13,7 @@ from distributed import Client
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 
+from clusterenv import config
 from clusterenv.cluster import ClusterLike, connect, starts_cluster, starts_empty
 from clusterenv.envs import ENGINES, Recipe
 from clusterenv.errors import ConfigError, UnknownEnv
@@ -30,6 +31,7 @@ def open_fleet(
 ) -> tuple[Fleet, Client | None]:
     """Connect, and place the shards; also return the client if it is ours to close."""
     _check_counts(num_envs, shards)
+    config.check()
     try:
         pickled = cloudpickle.dumps(recipe)
     except Exception as error:

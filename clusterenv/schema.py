@@ -8,6 +8,7 @@ array form (``Text``, ``Graph``, ``Sequence``, …) become columns of objects.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +40,11 @@ class Leaf:
         """Whether the leaf's values are arrays of one dtype and shape."""
         return self.dtype != object
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one value."""
+        return self.dtype.itemsize * math.prod(self.shape)
+
     def name(self, root: str) -> str:
         """Return the leaf's column name below ``root``, such as ``obs.camera.0``."""
         return ".".join([root, *map(str, self.path)])
@@ -66,6 +72,8 @@ class Layout:
         self.objects = tuple(k for k, leaf in enumerate(self.leaves) if not leaf.is_array)
         self.arrays = tuple(k for k, leaf in enumerate(self.leaves) if leaf.is_array)
         self.dtypes = [self.leaves[k].dtype for k in self.arrays]
+        self.nbytes = sum(self.leaves[k].nbytes for k in self.arrays)
+        """Bytes of a row's arrays."""
         self.write: Callable[[Sequence[Column], int, Any], None] = _writer(space, self.leaves)
 
     def empty(self, n: int) -> list[Column]:

@@ -253,7 +253,7 @@ class Stream:
         if source == ON_SHELF:
             self._arrive(self.shelf.take(version, _SHELF_SECONDS))
         elif source is None:
-            buffer = np.empty(header.body, np.uint8)
+            buffer = np.empty(self._manifest.nbytes, np.uint8)
             self._channel.recv_body(header, [buffer])
             weights = Weights(version, buffer)
             if weights.digest != digest:

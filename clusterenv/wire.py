@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from clusterenv.channel import Array
+from clusterenv.errors import ChannelClosed
 from clusterenv.fragment import Cut, Fragment
-from clusterenv.schema import Column
+from clusterenv.schema import Column, Layout
 
-__all__ = ["ColumnSpec", "FragmentMeta", "Parts", "body_of", "columns_of", "parts_of"]
+__all__ = [
+    "ColumnSpec",
+    "FragmentMeta",
+    "Parts",
+    "body_of",
+    "columns_of",
+    "largest_fragment",
+    "nbytes_of",
+    "parts_of",
+]
+
+_OWN_BYTES = 128  # of a row's columns that are neither observation nor action nor the policy's
 
 
 class ColumnSpec(NamedTuple):
@@ -74,6 +87,40 @@ def body_of(fragment: Fragment, parts: Parts) -> list[Array]:
     ]
     specs = _all(parts)
     return [np.ascontiguousarray(arrays[k][: specs[k].rows]) for k in _order(specs)]
+
+
+def nbytes_of(parts: Parts) -> int:
+    """Return the size of the body that holds these arrays.
+
+    Raises
+    ------
+    ChannelClosed
+        If no arrays can be like that.
+    """
+    total = 0
+    for spec in _all(parts):
+        rows, shape = spec.rows, spec.shape
+        if min((rows, *shape), default=-1) < 0 or rows > shape[0] or (rows and shape[0] % rows):
+            raise ChannelClosed(f"column {spec.name!r} cannot have {rows} rows of shape {shape}")
+        total += np.dtype(spec.dtype).itemsize * rows * math.prod(shape[1:])
+    return total
+
+
+def largest_fragment(rows: int, obs: Layout, action: Layout, extras: int) -> int:
+    """Return the most bytes that a fragment of so many rows may have.
+
+    Parameters
+    ----------
+    rows
+        Of the fragment.
+    obs, action
+        Of the spaces.
+    extras
+        Bytes of a row for the policy's own columns and recurrent state.
+    """
+    # Every row may have a next observation of its own, with its number.
+    own = 2 * obs.nbytes + action.nbytes + _OWN_BYTES
+    return rows * (own + extras)
 
 
 def columns_of(body: Column, parts: Parts) -> list[dict[str, Column]]:
