@@ -37,7 +37,7 @@ _READ_BLOCK = 1 << 24  # bytes at a time, or a call would go on while the other 
 _MOMENT = 0.02  # seconds for what comes on one channel; then it is the others' turn
 _SEND_SECONDS = 30.0  # for a process of the same machine to read on; then it is stopped
 MESSAGE_LIMIT = 1 << 29
-"""Largest blob of a frame, in bytes, unless the setting ``clusterenv.channel.message`` says else."""
+"""Largest blob of a frame in bytes, if ``clusterenv.channel.message`` says nothing else."""
 # A peer whose machine vanished without a word is noticed within half a minute.
 # Keep-alive serves an idle connection, the user timeout one with bytes on the way (in ms).
 _KEEPALIVE = (

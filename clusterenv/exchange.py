@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from clusterenv import config
 from clusterenv.channel import Array, Header
-from clusterenv.errors import ChannelClosed, WorkerLost
+from clusterenv.errors import ChannelClosed, ClusterEnvError, WorkerLost
 from clusterenv.fleet import Fleet, Link, env_error
 from clusterenv.frames import Frame
 from clusterenv.multiplexer import Message, Multiplexer
@@ -19,6 +19,7 @@ from clusterenv.multiplexer import Message, Multiplexer
 __all__ = ["Answer", "Exchange", "Reader", "Recover"]
 
 _WATCH_SECONDS = 0.5
+_READING_SECONDS = 0.05
 
 
 class Reader(NamedTuple):
@@ -94,7 +95,7 @@ class Exchange:
         blob: bytes = b"",
         body: Sequence[Array] = (),
     ) -> None:
-        """Send a request; it does not wait for the shard to read it.
+        """Send a request; it waits for the shard to read on only as long as the shard does.
 
         Parameters
         ----------
@@ -109,7 +110,10 @@ class Exchange:
         # The caller may use its actions again; nobody writes into weights.
         copy = kind == Frame.STEP
         try:
-            self._multiplexer.send(self._fleet.links[shard], kind, blob, body, copy=copy)
+            link = self._fleet.links[shard]
+            self._multiplexer.send(link, kind, blob, body, copy=copy)
+            if link.channel.is_behind:
+                self._go_on_sending(link)
         except BaseException as error:
             self._failed(error)
             raise
@@ -140,12 +144,7 @@ class Exchange:
         while not self._ready:
             began, pause = now, max(0.0, min(_WATCH_SECONDS, ends - now))
             for link, message in self._multiplexer.listen(pause):
-                if isinstance(message, ChannelClosed):
-                    self._lose(link, self._fleet.lost(link), message)
-                elif isinstance(message, Message):
-                    self._answer(link, message)
-                else:
-                    raise message
+                self._take(link, message)
             now = time.monotonic()
             if now - began > pause + self._step_limit / 2:  # this process was held up, or suspended
                 for link in self._fleet.links:
@@ -154,6 +153,24 @@ class Exchange:
                 self._watch(now)
             if now >= ends:
                 break
+
+    def _go_on_sending(self, link: Link) -> None:
+        """Send more of what is kept for a shard, until it has not read for a moment."""
+        began = time.monotonic()
+        while (
+            link.channel.is_behind
+            and time.monotonic() - max(began, link.pulse.heard_at) < _READING_SECONDS
+        ):
+            for speaker, message in self._multiplexer.listen(_READING_SECONDS):
+                self._take(speaker, message)
+
+    def _take(self, link: Link, message: Message | ClusterEnvError) -> None:
+        if isinstance(message, ChannelClosed):
+            self._lose(link, self._fleet.lost(link), message)
+        elif isinstance(message, Message):
+            self._answer(link, message)
+        else:
+            raise message
 
     def _place(self, link: Link, header: Header, _blob: Any) -> Sequence[Array]:
         """Return where the body of an answer goes."""
@@ -215,8 +232,8 @@ class Exchange:
 
 def _overdue(link: Link, limit: float) -> WorkerLost:
     return WorkerLost(
-        f"{link} has not finished a step for {limit:g} s: an environment hangs, or its process is "
-        "stopped or cannot be reached. If it may take longer: "
-        "dask.config.set({'clusterenv.timeout.step': '10 m'}), for resets and calls "
+        f"{link} has not answered for {limit:g} s: an environment hangs, or its process is stopped "
+        "or cannot be reached. If a step may take longer: "
+        "dask.config.set({'clusterenv.timeout.step': '10 m'}); for resets and calls it is "
         "'clusterenv.timeout.call'"
     )

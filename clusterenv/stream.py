@@ -21,7 +21,7 @@ from clusterenv.channel import Channel, Header, dumps
 from clusterenv.drawing import Drawing, this_process
 from clusterenv.env_loop import Acting, EnvLoop, Interrupted
 from clusterenv.envs import Engine
-from clusterenv.errors import ChannelClosed
+from clusterenv.errors import ChannelClosed, ConfigError
 from clusterenv.fragment import Fragment
 from clusterenv.frames import Frame, failure_of
 from clusterenv.policies.base import Policy
@@ -229,6 +229,8 @@ class Stream:
                 self._loop.recycle(fragment)
         except ChannelClosed:
             self._stop()
+        except ConfigError as error:  # a message larger than allowed
+            self._channel.send(Frame.FAILED, dumps(failure_of(error, self._first, "collect")))
 
     def _read(self) -> None:
         try:

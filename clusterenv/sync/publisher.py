@@ -215,13 +215,12 @@ class Publisher:
         self._evaluated = {v: d for v, d in self._evaluated.items() if v in kept}
         with torch.inference_mode():
             becomes = self._evaluate(newest)
-            found = {
+            return {
                 version: math.inf
                 if weights is None
                 else mean_divergence(self._evaluate(weights), becomes)
                 for version, weights in kept.items()
             }
-        return found
 
     def _probe_is_new(self, scalars: Mapping[str, float]) -> bool:
         """Whether all of the probe has been replaced since it was taken, or the scalars have.
