@@ -34,9 +34,9 @@ class Batch:
         episode its true final observation.
     state
         Recurrent state at the first time row, ``[envs, …]``.
-    shard, incarnation, policy_version
-        Where the rows are from. The version is that of the first time row, where tracks differ
-        the oldest; a row's own is in the column ``version``.
+    run, shard, incarnation, policy_version
+        Where the rows are from; ``run`` is that of the collector. The version is that of the
+        first time row, where tracks differ the oldest; a row's own is in the column ``version``.
     cuts
         Episodes that were cut because their environment failed and was rebuilt, and why.
     """
@@ -49,6 +49,7 @@ class Batch:
         tail_rows: npt.NDArray[np.int64],
         tail: Mapping[str, Column],
         state: Mapping[str, Column],
+        run: int,
         shard: int,
         incarnation: int,
         policy_version: int,
@@ -61,6 +62,7 @@ class Batch:
         self.tail_rows = tail_rows
         self.tail = dict(tail)
         self.state = dict(state)
+        self.run = run
         self.shard = shard
         self.incarnation = incarnation
         self.policy_version = policy_version
@@ -70,7 +72,8 @@ class Batch:
     def record_batch(self) -> pa.RecordBatch:
         """All rows, time-major: row ``t * num_envs + e``."""
         fields, arrays = zip(*(to_arrow(n, c) for n, c in self._columns.items()), strict=True)
-        metadata = {name: str(getattr(self, name)) for name in ("shard", "incarnation", "num_envs")}
+        names = ("run", "shard", "incarnation", "num_envs")
+        metadata = {name: str(getattr(self, name)) for name in names}
         return pa.record_batch(list(arrays), schema=pa.schema(fields, metadata))
 
     @property

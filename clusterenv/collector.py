@@ -76,6 +76,13 @@ class Collector:
     **env_kwargs
         Passed to the environment.
 
+    Attributes
+    ----------
+    run
+        Number of this collector, an int64 that no other has; every batch and every row on disk
+        says it. Later collectors have larger numbers: the upper 42 bits are the milliseconds
+        since 1970 at which it began, the lower 21 are random.
+
     Examples
     --------
     >>> import clusterenv, gymnasium, torch
@@ -145,6 +152,7 @@ class Collector:
         relays: bool,
     ) -> None:
         """Make all that the head needs besides the shards."""
+        self.run = self._fleet.run
         about = self._fleet.description
         self.observation_space = about.observation_space
         self.action_space = about.action_space

@@ -276,6 +276,7 @@ class Intake:
             tail_rows=tail_rows,
             tail=tails,
             state=state,
+            run=self._fleet.run,
             shard=link.index,
             incarnation=link.incarnation,
             policy_version=meta.version,

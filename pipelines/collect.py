@@ -114,11 +114,9 @@ def _collect(args: Args, policy: Policy, journal: Journal) -> Result:
     interrupt = Interrupt("committing and stopping; Ctrl-C again stops at once", args.quiet)
     began = committed = time.monotonic()
     seconds = 0.0
-    first = int(journal.manifest.note.get("incarnations", 0))
-    incarnations = first
 
     def commit() -> None:
-        journal.commit(note={"dataset": arguments(args), "incarnations": incarnations})
+        journal.commit(note={"dataset": arguments(args)})
 
     try:
         with (
@@ -139,12 +137,10 @@ def _collect(args: Args, policy: Policy, journal: Journal) -> Result:
         ):
             dashboard.say_where(collector, display)
             began = time.monotonic()
-            intake = Intake(collector, episodes, interrupt, incarnation=first)
-            for batch in intake:
+            for batch in Intake(collector, episodes, interrupt):
                 for part in cut(batch, args.rows - rows):
                     journal.append(part)
                     rows += part.num_rows
-                incarnations = intake.incarnations
                 seconds = time.monotonic() - began
                 if display.due or rows == args.rows:
                     display.show(
@@ -220,6 +216,7 @@ def _part(batch: Batch, start: int, end: int, num_envs: int) -> Batch:
         tail_rows=tail_rows - start,
         tail=tail,
         state=batch.state if start == 0 else {name: part[:0] for name, part in batch.state.items()},
+        run=batch.run,
         shard=batch.shard,
         incarnation=batch.incarnation,
         policy_version=batch.policy_version,

@@ -273,7 +273,6 @@ class Training:
             self.learner.load_state_dict(saved["learner"])
             self.episodes.load_state_dict(saved["episodes"])
             self.metrics = Metrics.read(saved["metrics"])
-        self.incarnations = int(self.session.note.get("incarnations", 0))
         base = Prioritized(args.alpha, args.beta) if args.prioritized else Uniform()
         self.sampler = NStep(args.n_step, args.gamma, base)
         self.store = ReplayStore(
@@ -304,15 +303,10 @@ class Training:
     def learn(self, collector: clusterenv.Collector, interrupt: Interrupt) -> None:
         """Learn while rows come, until all is done or somebody wants it to end."""
         args, learner, base = self.args, self.learner, self.sampler.base
-        intake = Intake(
-            *(collector, self.episodes, interrupt),
-            rows=self.steps,
-            incarnation=self.incarnations,
-        )
+        intake = Intake(collector, self.episodes, interrupt, rows=self.steps)
         past, began, committed = self.metrics, time.monotonic(), self.steps
 
         def log() -> None:
-            self.incarnations = intake.incarnations
             self.log(collector.stats(), past, time.monotonic() - began)
 
         self.announce(collector, self.steps)
@@ -390,8 +384,7 @@ class Training:
             "metrics": self.metrics.given(),
             "network": {"hidden": list(args.hidden), "duelling": args.duelling},
         }
-        facts = {"steps": self.steps, "incarnations": self.incarnations, "finished": self.over}
-        self.session.commit(self.store, state, **facts)
+        self.session.commit(self.store, state, steps=self.steps, finished=self.over)
 
 
 def train(args: LearnerArgs, arrangement: Arrangement = DQN) -> Result:

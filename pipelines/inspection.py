@@ -86,7 +86,7 @@ def _store(directory: Path) -> list[tuple[str, str]]:
     if not manifest.end:
         return [*lines, ("rows", "0: nothing has been committed yet")]
     try:
-        names = ["shard", "incarnation", "env", "episode", "step", "reward", "version"]
+        names = ["run", "shard", "incarnation", "env", "reward", "version"]
         names += ["terminated", "truncated"]
         table = open_dataset(directory).to_table(columns=names)
     except ClusterEnvError as error:
@@ -97,13 +97,17 @@ def _store(directory: Path) -> list[tuple[str, str]]:
     columns = {name: table[name].to_numpy() for name in names}
     ended = int((columns["terminated"] | columns["truncated"]).sum())
     shards = len(np.unique(columns["shard"]))
-    places = np.unique(columns["shard"].astype(np.int64) << 32 | columns["incarnation"])
+    runs, run = np.unique(columns["run"], return_inverse=True)
+    begun = run * (int(columns["shard"].max()) + 1) + columns["shard"]  # shards of each run
+    placed = np.unique(begun << 32 | columns["incarnation"])
+    again = len(placed) - len(np.unique(placed >> 32))
     versions = columns["version"]
     envs = len(np.unique(columns["env"]))
     return [
         *lines,
         ("rows", f"{table.num_rows:,} of {envs} environments in {shards} shards"),
-        ("placed again", f"{len(places) - shards} times: after losses, moves and resumptions"),
+        ("collectors", f"{len(runs)}: one for each time that it was begun or resumed"),
+        ("placed again", f"{again} times: after losses and moves"),
         ("episodes", f"{ended:,} ended, {int(columns['truncated'].sum()):,} of them truncated"),
         ("versions", f"{versions.min()} to {versions.max()}"),
         ("reward", f"{columns['reward'].mean():.4g} a step"),

@@ -36,6 +36,7 @@ def batch_of(**columns: Any) -> Batch:
         tail_rows=np.array([0, 3, 4, 5]),
         tail={"obs": np.zeros((4, 2, 4), np.float32)},
         state={},
+        run=5,
         shard=1,
         incarnation=0,
         policy_version=7,
@@ -114,7 +115,8 @@ def test_a_written_batch_opens_with_arrow_pandas_and_duckdb(tmp_path: Path) -> N
         out.write(batch.record_batch)
     with pa.memory_map(str(path)) as file:
         table = pa.ipc.open_file(file).read_all()
-    assert table.schema.metadata[b"shard"] == b"1"
+    metadata = table.schema.metadata
+    assert [metadata[name] for name in (b"run", b"shard", b"incarnation")] == [b"5", b"1", b"0"]
     assert table["reward"].to_pylist() == pytest.approx(np.linspace(0, 1, 6).tolist())
     assert len(table["obs"][0].as_py()) == 8
     pandas = pytest.importorskip("pandas")

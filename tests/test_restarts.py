@@ -86,7 +86,7 @@ def check(batches: list[Batch]) -> None:
         names = ("env", "episode", "step", "obs", "terminated")
         env, episode, step, obs, terminated = (batch.flat(name) for name in names)
         for k in range(batch.num_rows):
-            key = (batch.shard, batch.incarnation, int(env[k]), int(episode[k]))
+            key = (batch.run, batch.shard, batch.incarnation, int(env[k]), int(episode[k]))
             count, *mark = obs[k].tolist()
             assert count == step[k]
             rows.setdefault(key, []).append((int(step[k]), tuple(mark), bool(terminated[k])))

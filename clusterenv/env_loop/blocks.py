@@ -19,7 +19,7 @@ GIVEN = ("reward", "terminated", "truncated")
 """What environments give with every step, besides observations."""
 TAKEN = {
     *("obs", "next_obs", "action", "action_mask", *GIVEN),
-    *("env", "episode", "step", "version", "shard", "incarnation"),
+    *("env", "episode", "step", "version", "run", "shard", "incarnation"),
 }
 """Names of columns that rows have, or get where they are written: none for a policy's own."""
 

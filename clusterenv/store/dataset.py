@@ -25,14 +25,15 @@ if TYPE_CHECKING:
 __all__ = ["Episode", "episodes", "open_dataset", "to_minari"]
 
 logger = logging.getLogger("clusterenv")
-_KEY = ("shard", "incarnation", "env", "episode", "step")
+_SOURCE = ("run", "shard", "incarnation")  # the same for all rows of a batch
+_KEY = (*_SOURCE, "env", "episode", "step")
 
 
 def open_dataset(directory: str | Path, *, checksums: bool = True) -> pyarrow.dataset.Dataset:
     """Return the rows of a saved store, a journal or a collection, without holding them in memory.
 
     DuckDB, Polars and pandas query it directly. ``next_obs`` is null except where no row holds
-    the next observation; elsewhere it is the ``obs`` of the row with the same ``shard``,
+    the next observation; elsewhere it is the ``obs`` of the row with the same ``run``, ``shard``,
     ``incarnation``, ``env`` and ``episode`` and the next ``step``. For stacked observations,
     ``obs`` is the newest frame.
 
@@ -85,9 +86,18 @@ def episodes(directory: str | Path) -> Iterator[Episode]:
     batches = list(read_batches(path, read_manifest(path)))
     if not batches:
         return
-    names = [*_KEY[2:], "action", "reward", "terminated", "truncated", *batches[0].tail]
+    names = [
+        "env",
+        "episode",
+        "step",
+        "action",
+        "reward",
+        "terminated",
+        "truncated",
+        *batches[0].tail,
+    ]
     rows = {name: np.concatenate([batch.flat(name) for batch in batches]) for name in names}
-    for name in _KEY[:2]:
+    for name in _SOURCE:
         rows[name] = np.concatenate([np.full(b.num_rows, getattr(b, name)) for b in batches])
     tail = {
         name: np.concatenate([batch.tail[name] for batch in batches]) for name in batches[0].tail

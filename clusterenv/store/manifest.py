@@ -29,7 +29,7 @@ __all__ = [
     "write_manifest",
 ]
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST = "manifest.json"
 
 

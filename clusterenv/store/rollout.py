@@ -66,7 +66,7 @@ class RolloutStats:
 class _Fragment:
     """The arrays of a batch, still views of what was received."""
 
-    source: tuple[int, int]  # shard, incarnation
+    source: tuple[int, int, int]  # run, shard, incarnation
     horizon: int
     num_envs: int
     columns: Mapping[str, Array]
@@ -86,6 +86,9 @@ class _Fragment:
 
 class RolloutStore:
     """Gathers the fragments of one update and hands every accepted row out exactly once.
+
+    Fragments of several collectors may lie side by side, if they have one horizon and the same
+    columns. Nothing is joined; the numbers in the column ``env`` then repeat.
 
     Parameters
     ----------
@@ -142,7 +145,7 @@ class RolloutStore:
         """Take a fragment in, unless it is too far behind.
 
         Its arrays are kept, not copied, until :meth:`take`. The lag is counted from
-        ``newest_version``, the version published last.
+        ``newest_version``, the version that its collector published last.
 
         Returns
         -------
@@ -175,7 +178,7 @@ class RolloutStore:
             self._count(dropped_rows=batch.num_rows, dropped_batches=1)
             return False
         fragment = _Fragment(
-            source=(batch.shard, batch.incarnation),
+            source=(batch.run, batch.shard, batch.incarnation),
             horizon=batch.horizon,
             num_envs=batch.num_envs,
             columns={name: batch[name] for name in batch.names},
@@ -192,8 +195,9 @@ class RolloutStore:
     def take(self) -> Rollout:
         """Return all rows held as one rollout and empty the store.
 
-        Fragments lie side by side along the environment axis, ordered by shard and
-        incarnation, those of one shard as they arrived. The rollout owns its memory.
+        Fragments lie side by side along the environment axis, ordered by run, shard and
+        incarnation, those of one shard as they arrived: several collectors may fill one rollout.
+        The rollout owns its memory.
 
         Raises
         ------
@@ -227,7 +231,7 @@ def _check_alike(expected: Mapping[str, str], got: Mapping[str, str], shard: int
             raise ConfigError(
                 f"the batch of shard {shard} does not fit the batches held: {part} expected "
                 f"{expected.get(part, 'none')}, got {got.get(part, 'none')}; take() what is held "
-                "before adding batches of another collector"
+                "before adding batches that differ"
             )
 
 

@@ -21,6 +21,8 @@ from clusterenv.store.stacks import Stack, stack_starts
 
 __all__ = ["from_segment", "to_segment"]
 
+_SOURCE = {"run": np.int64, "shard": np.int32, "incarnation": np.int32}
+
 
 def to_segment(batch: Batch, stack: Stack | None = None) -> pa.RecordBatch:
     """Return a batch as one record batch."""
@@ -34,8 +36,8 @@ def to_segment(batch: Batch, stack: Stack | None = None) -> pa.RecordBatch:
             column = stack.newest(column)
         parts.append(to_arrow(name, np.ascontiguousarray(column)))
     parts += [
-        to_arrow(name, np.full(total, getattr(batch, name), np.int32))
-        for name in ("shard", "incarnation")
+        to_arrow(name, np.full(total, getattr(batch, name), dtype))
+        for name, dtype in _SOURCE.items()
     ]
     for name, tail in batch.tail.items():
         tail = tail[order]
@@ -63,7 +65,7 @@ def from_segment(
             sparse[field.name] = from_sparse(field, array)
         else:
             columns[field.name] = from_arrow(field, array)
-    shard, incarnation = (int(columns.pop(name)[0]) for name in ("shard", "incarnation"))
+    run, shard, incarnation = (int(columns.pop(name)[0]) for name in _SOURCE)
     tail_rows, tail = np.empty(0, np.int64), {}
     observations = [name for name in columns if f"next_{name}" in sparse]
     stacked = [] if stack is None else stack.of(observations)
@@ -80,6 +82,7 @@ def from_segment(
         tail_rows=tail_rows,
         tail=tail,
         state=state,
+        run=run,
         shard=shard,
         incarnation=incarnation,
         policy_version=policy_version,

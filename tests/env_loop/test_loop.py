@@ -453,6 +453,7 @@ def test_a_policy_annotates_whole_fragments(engine: str) -> None:
         ("dtype", "'priority' of shape .* and dtype <U4; expected numbers"),
         ("clash", "returned 'reward', which is the name of a column .* the fragment has obs, rew"),
         ("later", "returned 'next_obs', which is the name of a column .* or comes later"),
+        ("source", "returned 'run', which is the name of a column .* or comes later"),
     ],
 )
 def test_annotations_that_do_not_fit_are_named(fault: str, message: str) -> None:
