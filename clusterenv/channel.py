@@ -27,7 +27,16 @@ import cloudpickle
 
 from clusterenv.errors import ChannelClosed, ConfigError
 
-__all__ = ["MESSAGE_LIMIT", "Channel", "Header", "Place", "dumps", "dumps_by_value", "loads"]
+__all__ = [
+    "MESSAGE_LIMIT",
+    "Channel",
+    "Header",
+    "Place",
+    "Received",
+    "dumps",
+    "dumps_by_value",
+    "loads",
+]
 
 _HEADER = struct.Struct("<IIQ")
 _IOV_MAX = 512  # buffers per system call; Linux allows 1,024
@@ -83,12 +92,15 @@ Place = Callable[[Header, Any], Sequence[Array]]
 It raises if there should be no such frame.
 """
 
+Received = tuple[Header, Any, Sequence[Array]]
+"""A frame: header, unpickled blob, and the arrays that hold its body."""
+
 
 class Channel:
     """One end of a connection; one thread may send while another receives.
 
     Whoever has one channel waits for it: ``send`` and ``recv_*``. A thread that serves many must
-    wait for none of them: ``post`` and ``flush``, and ``frame``. Do not mix the two ways in one
+    wait for none of them: ``post``, ``flush`` and ``receive``. Do not mix the two ways in one
     direction.
 
     Parameters
@@ -109,6 +121,7 @@ class Channel:
         self._shut_down = False
         self._posting = threading.Lock()
         self._kept: list[memoryview] = []  # what was posted and not taken yet
+        self._incoming: Generator[None, None, Received] | None = None  # a frame on its way
         if not self._gather:
             sock.setblocking(False)
         if sock.family == getattr(socket, "AF_UNIX", None):
@@ -285,46 +298,70 @@ class Channel:
             self._shut()
             raise ChannelClosed(f"the connection broke while sending: {error}") from error
 
-    def frame(self, place: Place) -> Generator[bool, None, tuple[Header, Any, Sequence[Array]]]:
-        """Read the next frame; yield whenever the rest has not come yet.
+    def receive(self, place: Place) -> Received | None:
+        """Read on; return the next frame if all of it has come."""
+        if self._incoming is None:
+            raw = bytearray(_HEADER.size)
+            got = self._receive((raw,))
+            if got is None:  # what a selector reports under TLS may be a message of the protocol
+                return None
+            if got == _HEADER.size:
+                header = self._header(raw)
+                if not header.blob and header.body <= _READ_BLOCK:  # as nearly always
+                    arrays = place(header, None)
+                    _check_body(header, arrays)
+                    got = self._receive(arrays[:_IOV_MAX]) or 0 if header.body else 0
+                    if got == header.body:
+                        return header, None, arrays
+                    self._incoming = self._body(header, None, arrays, got)
+            if self._incoming is None:
+                self._incoming = self._frame(raw, got, place)
+        try:
+            next(self._incoming)
+        except StopIteration as whole:
+            self._incoming = None
+            received: Received = whole.value
+            return received
+        return None
 
-        It yields whether anything of the frame has come: what a selector reports under TLS may be
-        a message of the protocol. Returns header, unpickled blob, and the arrays of ``place``,
-        which hold the body.
-        """
-        raw = bytearray(_HEADER.size)
-        yield from self._arrive((raw,), _HEADER.size, 0.0, begun=False)
+    @property
+    def is_receiving(self) -> bool:
+        """Whether a part of a frame has come."""
+        return self._incoming is not None
+
+    def _frame(self, raw: bytearray, got: int, place: Place) -> Generator[None, None, Received]:
+        """Read a frame of whose header some bytes have come; yield when the rest has not."""
+        yield from self._arrive((raw,), got)
         header = self._header(raw)
         value: Any = None
         if header.blob:
             blob = bytearray(header.blob)
-            yield from self._arrive((blob,), header.blob, _MOMENT)
+            yield from self._arrive((blob,), 0)
             value = loads(blob)
         arrays = place(header, value)
         _check_body(header, arrays)
-        if header.body:
-            yield from self._arrive(arrays, header.body, _MOMENT)
+        return (yield from self._body(header, value, arrays, 0))
+
+    def _body(
+        self, header: Header, value: Any, arrays: Sequence[Array], got: int
+    ) -> Generator[None, None, Received]:
+        yield from self._arrive(arrays, got)
         return header, value, arrays
 
     def _arrive(
-        self, buffers: Sequence[bytearray | Array], size: int, moment: float, begun: bool = True
-    ) -> Generator[bool, None, None]:
+        self, buffers: Sequence[bytearray | Array], got: int
+    ) -> Generator[None, None, None]:
         """Receive into contiguous buffers; yield after a moment if more is to come."""
-        done = 0
-        if self._gather and size <= _READ_BLOCK:
-            done = self._receive(buffers[:_IOV_MAX]) or 0
-            if done == size:  # as nearly always
-                return
-        parts = _rest(_bytes_of(buffers), done)
-        ends = time.monotonic() + moment
+        parts = _rest(_bytes_of(buffers), got)
+        ends = time.monotonic() + _MOMENT
         while parts:
             large = self._gather and parts[0].nbytes > _READ_BLOCK
             received = self._receive([parts[0][:_READ_BLOCK]] if large else parts[:_IOV_MAX])
             parts = _rest(parts, received or 0)
             left = ends - time.monotonic()
             if parts and (left <= 0 or (received is None and not self._poll(select.POLLIN, left))):
-                yield begun or parts[0].nbytes < size
-                ends = time.monotonic() + moment
+                yield
+                ends = time.monotonic() + _MOMENT
 
     def _receive(self, buffers: Sequence[bytearray | memoryview | Array]) -> int | None:
         """Receive what has come; ``None`` if nothing has."""

@@ -20,6 +20,10 @@ __all__ = ["Answer", "Exchange", "Reader", "Recover"]
 
 _WATCH_SECONDS = 0.5
 _READING_SECONDS = 0.05
+# Members of an enum are looked up slowly.
+_STEP, _ACT, _RESULT, _VALUE, _FAILED = (
+    int(kind) for kind in (Frame.STEP, Frame.ACT, Frame.RESULT, Frame.VALUE, Frame.FAILED)
+)
 
 
 class Reader(NamedTuple):
@@ -106,13 +110,11 @@ class Exchange:
         again
             Asks for what is to be had instead if the shard is lost before it answers.
         """
-        limit = self._step_limit if kind in (Frame.STEP, Frame.ACT) else self._call_limit
-        # The caller may use its actions again; nobody writes into weights.
-        copy = kind == Frame.STEP
+        limit = self._step_limit if kind in (_STEP, _ACT) else self._call_limit
+        link = self._fleet.links[shard]
         try:
-            link = self._fleet.links[shard]
-            self._multiplexer.send(link, kind, blob, body, copy=copy)
-            if link.channel.is_behind:
+            # The caller may use its actions again; nobody writes into weights.
+            if self._multiplexer.send(link, kind, blob, body, copy=kind == _STEP):
                 self._go_on_sending(link)
         except BaseException as error:
             self._failed(error)
@@ -165,23 +167,23 @@ class Exchange:
                 self._take(speaker, message)
 
     def _take(self, link: Link, message: Message | ClusterEnvError) -> None:
-        if isinstance(message, ChannelClosed):
-            self._lose(link, self._fleet.lost(link), message)
-        elif isinstance(message, Message):
+        if isinstance(message, Message):
             self._answer(link, message)
+        elif isinstance(message, ChannelClosed):
+            self._lose(link, self._fleet.lost(link), message)
         else:
             raise message
 
     def _place(self, link: Link, header: Header, _blob: Any) -> Sequence[Array]:
         """Return where the body of an answer goes."""
         unanswered = self._unanswered[link.index]
-        if not unanswered or header.kind not in (Frame.RESULT, Frame.VALUE, Frame.FAILED):
+        if not unanswered or header.kind not in (_RESULT, _VALUE, _FAILED):
             raise ChannelClosed(f"{link} sent a frame of kind {header.kind} that nothing asked for")
-        return () if header.kind == Frame.FAILED else unanswered[0].reader.arrays
+        return () if header.kind == _FAILED else unanswered[0].reader.arrays
 
     def _answer(self, link: Link, message: Message) -> None:
         request = self._unanswered[link.index].popleft()
-        if message.kind == Frame.FAILED:
+        if message.kind == _FAILED:
             value: Any = env_error(link, message.blob)
         else:
             value = request.reader.value(link, message.blob)
@@ -197,7 +199,7 @@ class Exchange:
             if not unanswered:
                 continue
             limit = unanswered[0].limit
-            if self._multiplexer.is_receiving(link):
+            if link.channel.is_receiving:
                 limit = min(limit, self._step_limit)
             quiet_since = max(unanswered[0].sent, link.pulse.heard_at)
             if now - quiet_since > limit:

@@ -234,9 +234,9 @@ def stop_while_sending(monkeypatch: pytest.MonkeyPatch, link: Any, kind: int) ->
 
 def stop_while_receiving(monkeypatch: pytest.MonkeyPatch, link: Any) -> Event:
     """Stop the process of a shard when the head begins to receive the body of a frame of it."""
-    real, pid, stopped = link.channel.frame, pid_of(link), Event()
+    real, pid, stopped = link.channel.receive, pid_of(link), Event()
 
-    def frame(place: Any) -> Any:
+    def receive(place: Any) -> Any:
         def stopping(header: Any, blob: Any) -> Any:
             if header.body and not stopped.is_set():
                 os.kill(pid, signal.SIGSTOP)
@@ -245,7 +245,7 @@ def stop_while_receiving(monkeypatch: pytest.MonkeyPatch, link: Any) -> Event:
 
         return real(stopping)
 
-    monkeypatch.setattr(link.channel, "frame", frame)
+    monkeypatch.setattr(link.channel, "receive", receive)
     return stopped
 
 
