@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from clusterenv.errors import ConfigError, Diverged
+from clusterenv.store.files import create
 from pipelines.directories import taken
 from pipelines.metrics import Metrics
 from pipelines.sinks import CsvFile, JsonLines, Sink, TensorBoard, WandB, read_csv
@@ -102,7 +103,7 @@ class Run:
             self.checkpoint = self.out / name
         beside = self.checkpoint.with_suffix(".tmp")
         try:
-            with beside.open("wb") as file:
+            with create(beside) as file:
                 torch.save(dict(state), file)
                 file.flush()
                 os.fsync(file.fileno())

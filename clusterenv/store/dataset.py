@@ -16,8 +16,7 @@ from gymnasium import spaces
 
 from clusterenv.errors import ConfigError, EmptyStore
 from clusterenv.schema import Column, Layout
-from clusterenv.store.manifest import read_manifest
-from clusterenv.store.reading import check_files, read_batches
+from clusterenv.store.snapshot import Snapshot, open_snapshot
 
 if TYPE_CHECKING:
     from minari import MinariDataset
@@ -31,6 +30,9 @@ _KEY = (*_SOURCE, "env", "episode", "step")
 
 def open_dataset(directory: str | Path, *, checksums: bool = True) -> pyarrow.dataset.Dataset:
     """Return the rows of a saved store, a journal or a collection, without holding them in memory.
+
+    It is a snapshot of the last commit: however often it is read, and whatever is committed
+    meanwhile, it has the same rows.
 
     DuckDB, Polars and pandas query it directly. ``next_obs`` is null except where no row holds
     the next observation; elsewhere it is the ``obs`` of the row with the same ``run``, ``shard``,
@@ -59,11 +61,9 @@ def open_dataset(directory: str | Path, *, checksums: bool = True) -> pyarrow.da
         rows = clusterenv.open_dataset("runs/x/replay")
         duckdb.sql("select version, avg(reward) from rows group by version")
     """
-    path = Path(directory)
-    manifest = read_manifest(path)
-    check_files(path, manifest, checksums)
-    files = [str(path / segment.file) for segment in manifest.segments]
-    return pyarrow.dataset.dataset(files, format="ipc")
+    snapshot = open_snapshot(Path(directory))
+    snapshot.check(checksums)
+    return snapshot.dataset()
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,11 @@ def episodes(directory: str | Path) -> Iterator[Episode]:
 
     All rows are in memory meanwhile.
     """
-    path = Path(directory)
-    batches = list(read_batches(path, read_manifest(path)))
+    yield from _episodes(open_snapshot(Path(directory)))
+
+
+def _episodes(snapshot: Snapshot) -> Iterator[Episode]:
+    batches = list(snapshot.batches())
     if not batches:
         return
     names = [
@@ -182,7 +185,8 @@ def to_minari(
         )
     layout = Layout(observation_space)
     names = [leaf.name("obs") for leaf in layout.leaves]
-    whole = list(episodes(directory))
+    snapshot = open_snapshot(Path(directory))
+    whole = list(_episodes(snapshot))
     if not whole:
         raise EmptyStore(f"{directory} holds no whole episode; collect more rows first")
     _check_space("observation_space", observation_space, "obs", whole[0].observations)
@@ -199,7 +203,7 @@ def to_minari(
         )
         for index, episode in enumerate(whole)
     ]
-    total = read_manifest(Path(directory)).rows
+    total = snapshot.manifest.rows
     left_out = total - sum(len(buffer.rewards) for buffer in buffers)
     if left_out:
         logger.info("%d of %d rows are of episodes that are not whole; left out", left_out, total)

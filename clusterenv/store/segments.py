@@ -109,6 +109,8 @@ def _stacked(
 ) -> tuple[Column, Column]:
     """Put the stacks of rows and tails together from single frames."""
     rows, before = len(frames), stack.size - 1
+    if older.shape[1:] != (before, *frames.shape[1:]):
+        raise ValueError(f"older frames of shape {older.shape[1:]}, but stack={stack}")
     pool = np.concatenate([frames, older.reshape(-1, *frames.shape[1:]), tail])
     previous = np.arange(len(pool))
     previous[:rows] -= num_envs
