@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo quickstart test test-slurm lint docs docs-serve bench bench-peers bench-replay chaos clean
+.PHONY: help demo quickstart test test-slurm lint docs docs-serve bench bench-peers bench-replay chaos fuzz clean
 .DEFAULT_GOAL := help
 
 help:  ## show what there is
@@ -68,6 +68,9 @@ bench-peers: .venv/dev  ## measure the peers beside ours, each in an environment
 
 bench-replay: .venv-peers/replay/installed  ## measure the replay store beside other replay buffers
 	.venv-peers/replay/bin/python benchmarks/replay.py
+
+fuzz: .venv/dev  ## ten thousand wrong calls; each must end soon, in an error of ours
+	$(BIN)/python tests/fuzz/fuzz.py
 
 chaos: .venv/dev  ## half an hour of faults while DQN collects; every row is checked
 	$(BIN)/python tests/chaos/chaos.py

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import cloudpickle
 import numpy as np
 import numpy.typing as npt
 
+from clusterenv.checks import check_choice, check_whole, items_of, shown
 from clusterenv.errors import ActionError, ConfigError, ResetNeeded
-from clusterenv.numeric import is_whole
 from clusterenv.policies.base import Policy
 from clusterenv.stream import SWITCHES
 from clusterenv.supervision import EnvFaults, Restarts
@@ -19,13 +19,21 @@ from clusterenv.supervision import EnvFaults, Restarts
 __all__ = [
     "Reset",
     "check_collector",
+    "check_counts",
     "check_restarts",
     "check_rule",
+    "check_shards",
     "check_survival",
     "env_indices",
     "pickled",
     "reset_arguments",
 ]
+
+_MOST_ENVS = 2**20
+_MOST_SHARDS = 2**16
+_MOST_TIME_ROWS = 2**20
+_MOST_CREDITS = 1024
+_MOST_VERSION = 2**30
 
 
 class Reset(NamedTuple):
@@ -76,6 +84,10 @@ def reset_arguments(
         raise ConfigError(f"seeds must not be negative, got {seed!r}: reset(seed=1)")
     if len(seeds) != n:
         raise ConfigError(f"reset(seed=[…]) needs {n} seeds, one per environment, got {len(seeds)}")
+    if options is not None and not isinstance(options, Mapping):
+        raise ConfigError(
+            f"options must be a dictionary, got {shown(options)}: reset(options={{'level': 3}})"
+        )
     if options is None or "reset_mask" not in options:
         return Reset(seeds, options, None)
     mask = options["reset_mask"]
@@ -95,11 +107,14 @@ def reset_arguments(
 
 
 def _seeds(given: Any) -> list[int | None]:
+    seeds = items_of(given)
     try:
-        return [seed if seed is None else operator.index(seed) for seed in given]
+        if seeds is None:
+            raise TypeError(f"{type(given).__name__} is not iterable")
+        return [seed if seed is None else operator.index(seed) for seed in seeds]
     except TypeError as error:
         raise ConfigError(
-            f"seed must be an integer or a list of integers, got {given!r}: reset(seed=1)"
+            f"seed must be an integer or a list of integers, got {shown(given)}: reset(seed=1)"
         ) from error
 
 
@@ -118,9 +133,14 @@ def env_indices(given: Sequence[int] | npt.NDArray[Any] | None, n: int) -> npt.N
     """
     if given is None:
         return np.arange(n)
-    ids = np.asarray(given)
+    try:
+        ids = np.asarray(given)
+    except (TypeError, ValueError, RuntimeError):  # nested lists, or a tensor of another kind
+        ids = np.asarray(None)
     if ids.ndim != 1 or ids.dtype.kind not in "iu" or not len(ids):
-        raise ActionError(f"env_ids must be a list of env indices, got {given!r}")
+        raise ActionError(
+            f"env_ids must be a list of env indices, got {shown(given)}: send(actions, [0, 1])"
+        )
     ids = ids.astype(np.intp)  # a copy: the caller may go on to use its own
     if ids.min() < 0 or ids.max() >= n or len(np.unique(ids)) != len(ids):
         raise ActionError(
@@ -139,23 +159,16 @@ def check_collector(
             "clusterenv.policies.Categorical(module), Gaussian(module, action_space), "
             "EpsilonGreedy(q_module) or CleanRL(agent)"
         )
-    if not is_whole(horizon) or horizon < 1:
-        raise ConfigError(f"horizon must be a positive integer, got {horizon!r}: horizon=128")
-    if not is_whole(credit) or credit < 2:
-        raise ConfigError(
-            f"credits must be an integer, at least 2, or shards wait for the head, got {credit!r}: "
-            "credits=2"
-        )
-    if seed is not None and (not is_whole(seed) or seed < 0):
-        raise ConfigError(f"seed must be an integer, at least 0, got {seed!r}: seed=1")
+    check_whole("horizon", horizon, "horizon=128", least=1, most=_MOST_TIME_ROWS)
+    why = "with one a shard waits for the head; each is a fragment in the head's memory"
+    check_whole("credits", credit, "credits=2", least=2, most=_MOST_CREDITS, why=why)
+    if seed is not None:
+        check_whole("seed", seed, "seed=1")
     check_rule(rule, policy)
-    if not is_whole(version) or version < 0:
-        raise ConfigError(f"version must be an integer, at least 0, got {version!r}: version=0")
-    if switch not in SWITCHES:
-        raise ConfigError(
-            f"switch={switch!r} is unknown; a shard changes its policy between fragments, "
-            "switch='fragment', or between steps, switch='step'"
-        )
+    why = "rows keep it in 32 bits, and it counts on from there"
+    check_whole("version", version, "version=0", most=_MOST_VERSION, why=why)
+    right = "switch='fragment' changes the policy between fragments, switch='step' between steps"
+    check_choice("switch", switch, SWITCHES, right)
 
 
 def check_rule(rule: Any, policy: Policy) -> None:
@@ -199,7 +212,25 @@ def check_restarts(restarts: Any) -> None:
         raise ConfigError(f"restarts={restarts!r} is no rule: restarts=clusterenv.Restarts(5)")
 
 
-def check_survival(restarts: Any, env_faults: Any, shards: Any, max_shards: Any) -> None:
+def check_counts(num_envs: Any, shards: Any) -> None:
+    """Raise ``ConfigError`` unless so many environments can be split into so many shards."""
+    check_whole("num_envs", num_envs, "make_vec(env, num_envs=8)", least=1, most=_MOST_ENVS)
+    if shards is None:
+        return
+    check_shards("shards", shards, "make_vec(env, 8, shards=2)")
+    if num_envs < shards:
+        raise ConfigError(
+            f"num_envs={num_envs} is less than shards={shards}: every shard needs an environment; "
+            f"make_vec(…, num_envs={shards}, shards={shards}) or shards={num_envs}"
+        )
+
+
+def check_shards(name: str, shards: Any, right: str) -> None:
+    """Raise ``ConfigError`` unless this is a number of shards."""
+    check_whole(name, shards, right, least=1, most=_MOST_SHARDS)
+
+
+def check_survival(restarts: Any, env_faults: Any, shards: int | None, max_shards: Any) -> None:
     """Raise ``ConfigError`` unless these say what to do about losses and faults."""
     check_restarts(restarts)
     if not isinstance(env_faults, EnvFaults):
@@ -208,8 +239,9 @@ def check_survival(restarts: Any, env_faults: Any, shards: Any, max_shards: Any)
         )
     if max_shards is None:
         return
-    if not isinstance(max_shards, int) or max_shards < (shards or 1):
+    least = shards or 1
+    check_shards("max_shards", max_shards, f"max_shards={2 * least}")
+    if max_shards < least:
         raise ConfigError(
-            f"max_shards must be an integer, at least shards={shards}, got {max_shards!r}: "
-            f"max_shards={2 * (shards or 1)}"
+            f"max_shards must be at least shards={least}, got {max_shards}: max_shards={2 * least}"
         )

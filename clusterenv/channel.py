@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import cloudpickle
 
+from clusterenv.checks import shown
 from clusterenv.errors import ChannelClosed, ConfigError
 
 __all__ = [
@@ -65,12 +66,24 @@ def dumps(value: Any) -> bytes:
     try:
         return pickle.dumps(value, protocol=5)
     except Exception:
-        return dumps_by_value(value)
+        return cloudpickle.dumps(value, protocol=5)  # type: ignore[no-any-return]
 
 
 def dumps_by_value(value: Any) -> bytes:
-    """Pickle a value whose functions and classes may be of the head's ``__main__``."""
-    return cloudpickle.dumps(value, protocol=5)  # type: ignore[no-any-return]
+    """Pickle a value whose functions and classes may be of the head's ``__main__``.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be pickled.
+    """
+    try:
+        return cloudpickle.dumps(value, protocol=5)  # type: ignore[no-any-return]
+    except Exception as error:
+        raise ConfigError(
+            f"{shown(value)} cannot be sent to another process: {error}. Pass numbers, strings, "
+            "arrays, and functions that make what they need themselves"
+        ) from error
 
 
 def loads(blob: bytes | bytearray) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import json
 import logging
 import multiprocessing
 import os
@@ -50,6 +51,7 @@ _NOBODY = (
 )
 _TURN_SECONDS = 2.0
 _SAY_SECONDS = 60.0
+_WRITTEN_SECONDS = 0.5
 
 _GUARD = (
     "a local cluster's processes import the script that starts them, so whatever starts one "
@@ -158,7 +160,12 @@ def connect(
         return _client(cluster, set_as_default=set_as_default, **options)
     if isinstance(cluster, (str, os.PathLike)):
         path = Path(cluster)
-        if path.is_file():
+        try:
+            exists = path.is_file()
+        except OSError:  # too long a name
+            exists = False
+        if exists:
+            _check_scheduler_file(path)
             return _client(scheduler_file=str(path), set_as_default=set_as_default, **options)
         raise ConfigError(_unknown(str(cluster)))
     raise ConfigError(
@@ -182,6 +189,23 @@ def _client(address: str | Cluster | None = None, **options: Any) -> Client:
     except OSError as error:
         named = address or options.get("scheduler_file")
         raise ConfigError(f"no scheduler answers at {named} ({error}): {_NOBODY}") from error
+
+
+def _check_scheduler_file(path: Path) -> None:
+    """Raise unless a file names a scheduler; wait a moment for one that is being written."""
+    deadline = time.monotonic() + _WRITTEN_SECONDS
+    while True:
+        try:
+            if isinstance(json.loads(path.read_text())["address"], str):
+                return
+        except (OSError, ValueError, LookupError, TypeError):
+            pass
+        if time.monotonic() > deadline:
+            raise ConfigError(
+                f"{path} names no scheduler; a scheduler writes such a file: "
+                "dask scheduler --scheduler-file scheduler.json"
+            )
+        time.sleep(0.02)
 
 
 def _direct(client: Client, options: dict[str, Any], set_as_default: bool) -> Client:

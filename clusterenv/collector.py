@@ -12,19 +12,25 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 from dask.utils import parse_bytes
 from gymnasium.envs.registration import EnvSpec
 
 from clusterenv import config
-from clusterenv.arguments import check_collector, check_survival, pickled
+from clusterenv.arguments import (
+    check_collector,
+    check_counts,
+    check_shards,
+    check_survival,
+    pickled,
+)
 from clusterenv.batch import Batch
 from clusterenv.channel import dumps
+from clusterenv.checks import shown
 from clusterenv.cluster import ClusterLike
 from clusterenv.errors import ClosedError, ConfigError
 from clusterenv.intake import Intake
 from clusterenv.launch import make_recipe, open_fleet
-from clusterenv.numeric import is_number, is_whole
+from clusterenv.numeric import is_number
 from clusterenv.policies.base import Policy
 from clusterenv.schema import Layout
 from clusterenv.stats import Stats, Tally
@@ -51,13 +57,14 @@ class Collector:
     num_envs, shards, cluster, engine, wrappers
         As for :func:`clusterenv.make_vec`.
     horizon
-        Time rows of a fragment.
+        Time rows of a fragment, at most 2**20; a fragment must fit into a worker's memory.
     sync
         When a shard pulls a newer version; see ``clusterenv.sync``.
     seed
         Environment ``i`` gets ``seed + i``.
     credits
-        Fragments that each shard may be ahead of the reader when iterating; at least 2.
+        Fragments that each shard may be ahead of the reader when iterating, from 2 to 1024.
+        The head holds them in memory.
     max_shards
         Workers that join later, and have no shard, get one more of the same size, up to so
         many; by default none. See also :meth:`scale`.
@@ -72,7 +79,7 @@ class Collector:
         to act with new weights from the next step on. ``rollout()`` always changes them
         between fragments.
     version
-        Number of the first version; a run that goes on goes on counting.
+        Number of the first version, at most 2**30; a run that goes on goes on counting.
     **env_kwargs
         Passed to the environment.
 
@@ -121,6 +128,7 @@ class Collector:
         rule = EveryVersion() if sync is None else sync
         restarts = Restarts() if restarts is None else restarts
         env_faults = EnvFaults() if env_faults is None else env_faults
+        check_counts(num_envs, shards)
         check_collector(policy, horizon, credits, rule, seed, switch, version)
         check_survival(restarts, env_faults, shards, max_shards)
         recipe = make_recipe(env, num_envs, engine, None, wrappers, env_kwargs)
@@ -199,8 +207,11 @@ class Collector:
 
     def collect(self, rows: int) -> list[Batch]:
         """Return batches of at least ``rows`` rows together, as they arrive."""
-        if not is_number(rows) or not 1 <= rows < math.inf:
-            raise ConfigError(f"collect(rows) needs a positive number, got {rows!r}: collect(4096)")
+        if not is_number(rows) or not 1 <= rows < 2**31:
+            raise ConfigError(
+                "collect(rows) needs a number from 1 to 2**31 - 1, as all rows are in memory at "
+                f"once, got {shown(rows)}: collect(4096)"
+            )
         batches: list[Batch] = []
         while sum(batch.num_rows for batch in batches) < rows:
             batches.append(self._next())
@@ -251,9 +262,9 @@ class Collector:
                 "was made with, or a copy of it: collector.publish(policy)"
             )
         for name, value in scalars.items():
-            if not isinstance(value, (int, float, np.number)) or not math.isfinite(value):
+            if not is_number(value) or not math.isfinite(value):
                 raise ConfigError(
-                    f"publish({name}={value!r}): scalars are finite numbers, "
+                    f"publish({name}={shown(value)}): scalars are finite numbers, "
                     f"publish(policy, {name}=0.1)"
                 )
         numbers = {name: float(value) for name, value in scalars.items()}
@@ -273,8 +284,7 @@ class Collector:
         then on this number counts, not ``max_shards``.
         """
         self._check_open()
-        if not is_whole(shards) or shards < 1:
-            raise ConfigError(f"scale({shards!r}): a positive number of shards, scale(4)")
+        check_shards("shards", shards, "collector.scale(4)")
         self._intake.supervisor.scale(shards)
 
     @property

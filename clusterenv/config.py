@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import dask.config
 import yaml
 from dask.utils import parse_bytes, parse_timedelta
 
+from clusterenv.checks import shown
 from clusterenv.errors import ConfigError
 
 __all__ = ["check", "get", "nbytes", "seconds"]
@@ -30,10 +32,11 @@ def seconds(key: str, override: float | str | None = None) -> float:
     Raises
     ------
     ConfigError
-        If it is no time.
+        If it is no time, or one that the system cannot wait for.
     """
-    value = get(key) if override is None else override
-    return _parsed(key, value, lambda: float(parse_timedelta(value)), "'10s', '5m', '1h'")
+    given = get(key) if override is None else override
+    name = f"clusterenv.{key}" if override is None else "timeout"
+    return _parsed(name, given, parse_timedelta, threading.TIMEOUT_MAX, "no time: 10, '10s', '5m'")
 
 
 def nbytes(key: str) -> int:
@@ -44,8 +47,7 @@ def nbytes(key: str) -> int:
     ConfigError
         If it is no size.
     """
-    value = get(key)
-    return int(_parsed(key, value, lambda: parse_bytes(value), "'64 KiB', '1 GiB'"))
+    return int(_parsed(f"clusterenv.{key}", get(key), parse_bytes, 2**62, "no size: '64 KiB'"))
 
 
 def check() -> None:
@@ -57,11 +59,11 @@ def check() -> None:
         nbytes(f"channel.{name}")
 
 
-def _parsed(key: str, value: Any, parse: Callable[[], float], examples: str) -> float:
+def _parsed(name: str, given: Any, parse: Callable[[Any], Any], most: float, fault: str) -> float:
     try:
-        return parse()
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"clusterenv.{key} is {value!r}; it is set as {examples}, for example by "
-            f"dask.config.set({{'clusterenv.{key}': …}})"
-        ) from error
+        found = float(parse(given))
+    except Exception:  # whatever Dask's parsers do not expect
+        found = -1.0
+    if 0 <= found < most:
+        return found
+    raise ConfigError(f"{name}={shown(given)} is {fault}")

@@ -87,10 +87,8 @@ class Intake:
         self._telemetry = telemetry
         self._horizon = horizon
         self._credits = credits
-        self._layouts = [
-            Layout(space)
-            for space in (fleet.description.observation_space, fleet.description.action_space)
-        ]
+        self._obs = Layout(fleet.description.observation_space)
+        self._action = Layout(fleet.description.action_space)
         self._extras = config.nbytes("channel.extras")
         self._lender = Lender()  # of what bodies are made of
         self.streaming = False
@@ -236,7 +234,7 @@ class Intake:
         except (TypeError, ValueError) as error:
             raise ChannelClosed(f"{link} sent a fragment that cannot be read: {error}") from error
         rows = self._horizon * link.share.count
-        largest = largest_fragment(rows, *self._layouts, self._extras)
+        largest = largest_fragment(rows, self._obs, self._action, self._extras)
         if nbytes > largest:
             raise ConfigError(
                 f"a fragment of {link} has {nbytes:,} bytes; {rows:,} rows of these spaces, with "

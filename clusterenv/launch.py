@@ -8,12 +8,12 @@ from typing import Any
 
 import cloudpickle
 import gymnasium as gym
-import numpy as np
 from distributed import Client
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 
 from clusterenv import config
+from clusterenv.checks import check_choice, shown
 from clusterenv.cluster import ClusterLike, connect, starts_cluster, starts_empty
 from clusterenv.envs import ENGINES, Recipe
 from clusterenv.errors import ConfigError, UnknownEnv
@@ -30,7 +30,6 @@ def open_fleet(
     stream: bytes | None = None,
 ) -> tuple[Fleet, Client | None]:
     """Connect, and place the shards; also return the client if it is ours to close."""
-    _check_counts(num_envs, shards)
     config.check()
     try:
         pickled = cloudpickle.dumps(recipe)
@@ -62,17 +61,6 @@ def open_fleet(
         raise
 
 
-def _check_counts(num_envs: int, shards: int | None) -> None:
-    for name, value in (("num_envs", num_envs), ("shards", shards)):
-        if value is not None and (not isinstance(value, (int, np.integer)) or value < 1):
-            raise ConfigError(f"{name} must be a positive integer, got {value!r}")
-    if shards is not None and num_envs < shards:
-        raise ConfigError(
-            f"num_envs={num_envs} is less than shards={shards}: every shard needs an environment; "
-            f"make_vec(…, num_envs={shards}, shards={shards}) or shards={num_envs}"
-        )
-
-
 def make_recipe(
     env: Any,
     num_envs: int,
@@ -82,14 +70,13 @@ def make_recipe(
     kwargs: dict[str, Any],
 ) -> Recipe:
     """Check what names the environments, and return how to make them."""
-    if engine != "auto" and engine not in ENGINES:
-        raise ConfigError(f"engine={engine!r} is unknown; one of 'auto', {list(ENGINES)}")
+    check_choice("engine", engine, ("auto", *ENGINES), "engine='auto'")
     engine = "gymnasium" if engine == "auto" else engine
     try:
         mode = None if autoreset_mode is None else AutoresetMode(autoreset_mode)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"autoreset_mode={autoreset_mode!r} is unknown; "
+            f"autoreset_mode={shown(autoreset_mode)} is unknown; "
             f"one of {', '.join(f'AutoresetMode.{m.name}' for m in AutoresetMode)}"
         ) from error
     if isinstance(env, str):
@@ -102,12 +89,12 @@ def make_recipe(
         source = tuple(env)
     else:
         raise ConfigError(
-            f"env={env!r} is a {type(env).__name__}; pass an id ('CartPole-v1'), a spec, "
+            f"env={shown(env)} is a {type(env).__name__}; pass an id ('CartPole-v1'), a spec, "
             "or a function that makes an environment"
         )
     if not isinstance(wrappers, Sequence) or not all(callable(each) for each in wrappers):
         raise ConfigError(
-            f"wrappers={wrappers!r} must be a sequence of callables: wrappers=(TimeLimit,)"
+            f"wrappers={shown(wrappers)} must be a sequence of callables: wrappers=(TimeLimit,)"
         )
     return Recipe(source, dict(kwargs), tuple(wrappers), engine, mode)
 
@@ -122,7 +109,7 @@ def _spec(name: str) -> EnvSpec:
         raise UnknownEnv(
             f"{error} If another package registers it, name its module too: 'package:{name}'"
         ) from error
-    except ModuleNotFoundError as error:
+    except (ModuleNotFoundError, TypeError, ValueError) as error:  # or no name of a module
         raise UnknownEnv(
             f"cannot import {module!r}, the module of {name!r}: {error}. A module of this "
             "directory is found with PYTHONPATH=."

@@ -208,7 +208,7 @@ def _checked(batch: Any, leaf: Leaf, n: int, name: str) -> Column:
         return column
     try:
         array = np.asarray(batch)
-    except ValueError as error:  # ragged nesting
+    except (TypeError, ValueError, RuntimeError) as error:  # ragged nesting; torch's own dtypes
         raise ValueError(f"{name} is not a regular array: {error}") from error
     expected = (n, *leaf.shape)
     if array.shape != expected:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clusterenv.errors import ConfigError
+from clusterenv.checks import check_flag, check_number, check_whole
 
 __all__ = [
     "EnvFaults",
@@ -35,7 +35,7 @@ class Restarts:
     backoff
         Wait before the second restart within that time; it doubles with each further one.
     backoff_max
-        The longest wait.
+        The longest wait, at most a year.
 
     Examples
     --------
@@ -52,13 +52,12 @@ class Restarts:
     backoff_max: float = 60.0
 
     def __post_init__(self) -> None:
-        if self.count < 0:
-            raise ConfigError(f"count={self.count} restarts: 0 for none, Restarts(5)")
-        if not self.seconds > 0 or self.backoff < 0 or self.backoff_max < self.backoff:
-            raise ConfigError(
-                f"seconds={self.seconds}, backoff={self.backoff}, backoff_max={self.backoff_max}: "
-                "Restarts(5, seconds=600, backoff=1, backoff_max=60)"
-            )
+        check_whole("count", self.count, "Restarts(5), or Restarts(0) for no restart")
+        right = "Restarts(5, seconds=600, backoff=1, backoff_max=60)"
+        check_number("seconds", self.seconds, right, above=0)
+        check_number("backoff", self.backoff, right, least=0)
+        longest = 365 * 24 * 3600.0
+        check_number("backoff_max", self.backoff_max, right, least=self.backoff, most=longest)
 
     def wait(self, losses: Sequence[float], now: float) -> float | None:
         """Return the seconds until a shard is placed again, or ``None`` to give up.
@@ -73,7 +72,9 @@ class Restarts:
         recent = sum(now - lost <= self.seconds for lost in losses)
         if recent > self.count:
             return None
-        return 0.0 if recent < 2 else float(min(self.backoff_max, self.backoff * 2 ** (recent - 2)))
+        if recent < 2:
+            return 0.0
+        return float(min(self.backoff_max, self.backoff * 2.0 ** min(recent - 2, 1000)))
 
 
 @dataclass(frozen=True)
@@ -102,11 +103,10 @@ class EnvFaults:
     bounds: bool = False
 
     def __post_init__(self) -> None:
-        if self.count < 0 or not self.seconds > 0:
-            raise ConfigError(
-                f"count={self.count}, seconds={self.seconds}: EnvFaults(5, seconds=600), or "
-                "EnvFaults(0) to end the run at the first fault"
-            )
+        right = "EnvFaults(5, seconds=600), or EnvFaults(0) to end the run at the first fault"
+        check_whole("count", self.count, right)
+        check_number("seconds", self.seconds, right, above=0)
+        check_flag("bounds", self.bounds, "EnvFaults(5, bounds=True)")
 
     def allows(self, faults: Sequence[float], now: float) -> bool:
         """Whether an environment with faults at these times, the last included, is rebuilt."""

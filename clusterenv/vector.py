@@ -20,7 +20,13 @@ from gymnasium.vector.utils import batch_space
 from torch import nn
 
 from clusterenv import config
-from clusterenv.arguments import Reset, check_restarts, env_indices, reset_arguments
+from clusterenv.arguments import (
+    Reset,
+    check_counts,
+    check_restarts,
+    env_indices,
+    reset_arguments,
+)
 from clusterenv.asking import Asking
 from clusterenv.cluster import ClusterLike
 from clusterenv.env_loop import check_spaces
@@ -115,6 +121,7 @@ def make_vec(
     """
     restarts = Restarts() if restarts is None else restarts
     check_restarts(restarts)
+    check_counts(num_envs, shards)
     recipe = make_recipe(env, num_envs, engine, autoreset_mode, wrappers, env_kwargs)
     return ClusterEnv(*open_fleet(recipe, num_envs, shards, cluster), restarts)
 
@@ -352,12 +359,13 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         timeout
             Seconds that the shards are given to stop by themselves.
         """
+        seconds = config.seconds("timeout.close", timeout)
         _open.discard(self)
         if os.getpid() != self._process:
             return  # a fork: the environments belong to the parent
         self._exchange.close()
         try:
-            self._fleet.close(config.seconds("timeout.close", timeout))
+            self._fleet.close(seconds)
         finally:
             if self._owned_client is not None:
                 self._owned_client.close()

@@ -146,11 +146,27 @@ def test_a_scheduler_that_is_just_starting_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("locla", "'local'"), ("nowhere.json", "scheduler file"), ("", "address")]
+    ("name", "hint"),
+    [
+        ("locla", "'local'"),
+        ("nowhere.json", "scheduler file"),
+        ("", "address"),
+        ("x" * 5000, "address"),
+    ],
 )
 def test_names_of_nothing(name: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=hint):
         clusterenv.connect(name)
+
+
+@pytest.mark.parametrize("text", ["no store", "{}", "[1]", '{"address": 5}'])
+def test_a_file_that_names_no_scheduler_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "scheduler.json"
+    path.write_text(text)
+    with pytest.raises(
+        ConfigError, match=r"scheduler\.json names no scheduler; .*--scheduler-file"
+    ):
+        clusterenv.connect(path)
 
 
 def test_a_jobqueue_name_without_dask_jobqueue_says_what_to_install(

@@ -546,17 +546,22 @@ def test_other_engines_stream_real_rows_only(client: Client, engine: str) -> Non
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"horizon": 0}, "horizon must be a positive integer, got 0"),
-        ({"horizon": True}, "horizon must be a positive integer, got True"),
+        ({"horizon": 0}, "horizon must be an integer, at least 1.*got 0: horizon=128"),
+        ({"horizon": True}, "horizon must be an integer.*got True"),
+        ({"horizon": 10**30}, "horizon must be an integer.*at most 1,048,576, got 1000"),
         ({"credits": 1}, "credits must be an integer, at least 2.*got 1: credits=2"),
         ({"credits": 2.5}, "credits must be an integer, at least 2.*got 2.5"),
+        ({"credits": 10**9}, "credits must be .*at most 1,024 .*in the head's memory.*: credits=2"),
         ({"seed": -1}, "seed must be an integer, at least 0, got -1: seed=1"),
         ({"sync": SimpleNamespace(should_pull=len)}, "is no rule, which has should_pull"),
         ({"sync": Divergence}, "sync=<class .*Divergence'> is no rule"),
         ({"sync": Divergence(0.1), "policy": Cycle()}, "Cycle has none: define distribution"),
         ({"sync": 0.05}, r"sync=0.05 is no rule.*: sync=clusterenv.Divergence\(0.05\)"),
         ({"policy": nn.Linear(4, 2)}, r"policy is a Linear; wrap it: clusterenv.policies"),
-        ({"version": -1}, "version must be an integer, at least 0, got -1"),
+        ({"version": -1}, "version must be an integer, at least 0.*got -1: version=0"),
+        ({"version": 10**30}, "version must be an integer.*at most 1,073,741,824 .*32 bits"),
+        ({"num_envs": None}, "num_envs must be an integer, at least 1.*got None"),
+        ({"shards": "2", "max_shards": 4}, "shards must be an integer, at least 1.*got '2'"),
         ({"switch": "row"}, "switch='row' is unknown; .*switch='fragment'.*switch='step'"),
         ({"shards": 9}, "num_envs=5 is less than shards=9"),
     ],
@@ -564,6 +569,34 @@ def test_other_engines_stream_real_rows_only(client: Client, engine: str) -> Non
 def test_bad_arguments(client: Client, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(errors.ConfigError, match=message):
         cartpole(client, **arguments)
+
+
+def test_a_horizon_that_no_worker_has_memory_for_is_no_loss(
+    client: Client, leaves_nothing: None
+) -> None:
+    pixels = gym.spaces.Box(0, 255, (1024, 1024), np.uint8)
+
+    def draws(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+        blank = np.zeros(pixels.shape, np.uint8)
+        return gym.wrappers.TransformObservation(env, lambda _: blank, pixels)
+
+    message = (
+        r"horizon=1,048,576 with 2 environments .* takes 2,199\.0 GB, and the worker has .* GB"
+    )
+    with pytest.raises(errors.ConfigError, match=message):
+        cartpole(client, num_envs=4, shards=2, horizon=2**20, wrappers=(draws,))
+
+
+def test_wrong_calls_leave_a_collector_as_it_is(client: Client) -> None:
+    with cartpole(client) as collector:
+        for rows in (0, "x", 10**30):
+            with pytest.raises(errors.ConfigError, match=r"collect\(rows\) needs a number from 1"):
+                collector.collect(rows)  # type: ignore[arg-type]
+        with pytest.raises(errors.ConfigError, match=r"shards must be .*: collector\.scale\(4\)"):
+            collector.scale(10**9)
+        with pytest.raises(errors.ConfigError, match="timeout='soon' is no time: 10, or '10s'"):
+            collector.close(timeout="soon")  # type: ignore[arg-type]
+        assert len(collector.rollout()) == 2
 
 
 def test_only_a_policy_can_be_published(client: Client) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from clusterenv import errors
 from clusterenv.errors import EnvGivenUp, WorkerLost
-from clusterenv.supervision import Pulse, Restarts, choose_worker, env_seeds
+from clusterenv.supervision import EnvFaults, Pulse, Restarts, choose_worker, env_seeds
 from clusterenv.supervisor import Losses
 
 
@@ -27,12 +29,40 @@ def test_no_restart_at_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "named"),
-    [({"count": -1}, "count=-1"), ({"seconds": 0}, "seconds=0"), ({"backoff": -1}, "backoff=-1")],
+    ("wrong", "message"),
+    [
+        ({"count": -1}, r"count must be an integer, at least 0, got -1: Restarts\(5\)"),
+        ({"count": "x"}, "count must be an integer, at least 0, got 'x'"),
+        ({"seconds": 0}, "seconds must be a number, above 0, got 0"),
+        ({"seconds": float("nan")}, "seconds must be a number, above 0, got nan"),
+        ({"backoff": -1}, "backoff must be a number, at least 0, got -1"),
+        ({"backoff": 2, "backoff_max": 1}, "backoff_max must be a number, at least 2 and .*got 1"),
+        (
+            {"backoff_max": 1e300},
+            "backoff_max must be a number.*at most 3.1536e[+]07, got 1e[+]300",
+        ),
+    ],
 )
-def test_rules_that_cannot_work_are_refused(wrong: dict[str, float], named: str) -> None:
-    with pytest.raises(errors.ConfigError, match=named):
-        Restarts(**wrong)  # type: ignore[arg-type]
+def test_rules_that_cannot_work_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(errors.ConfigError, match=message):
+        Restarts(**wrong)
+
+
+def test_a_wait_does_not_overflow_however_many_losses_there_were() -> None:
+    assert Restarts(10**6, backoff=1, backoff_max=5).wait([0.0] * 3000, now=1.0) == 5
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"count": "x"}, r"count must be an integer, at least 0, got 'x': EnvFaults\(5"),
+        ({"seconds": None}, "seconds must be a number, above 0, got None"),
+        ({"bounds": "yes"}, "bounds must be True or False, got 'yes'"),
+    ],
+)
+def test_rules_for_faults_that_cannot_work_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(errors.ConfigError, match=message):
+        EnvFaults(**wrong)
 
 
 def test_shards_double_up_on_the_least_loaded_worker() -> None:

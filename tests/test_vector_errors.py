@@ -63,8 +63,11 @@ def test_an_unknown_id_starts_no_cluster_and_suggests_a_name() -> None:
     ("arguments", "message"),
     [
         ({"num_envs": 2, "shards": 3}, r"num_envs=2 is less than shards=3.*shards=2"),
-        ({"num_envs": 0}, "num_envs must be a positive integer, got 0"),
-        ({"num_envs": 4, "shards": 1.5}, "shards must be a positive integer, got 1.5"),
+        ({"num_envs": 0}, "num_envs must be an integer, at least 1.*got 0: make_vec"),
+        ({"num_envs": None}, "num_envs must be an integer, at least 1.*got None"),
+        ({"num_envs": 10**30}, "num_envs must be an integer.*at most 1,048,576, got 1000"),
+        ({"num_envs": 4, "shards": 1.5}, "shards must be an integer, at least 1.*got 1.5"),
+        ({"num_envs": 4, "engine": []}, r"engine=\[\] is unknown; one of 'auto'"),
         ({"num_envs": 4, "engine": "turbo"}, "engine='turbo' is unknown; one of 'auto'"),
         ({"num_envs": 4, "autoreset_mode": "later"}, "AutoresetMode.NEXT_STEP"),
         ({"num_envs": 4, "cluster": "slrum"}, "did you mean 'slurm'"),
@@ -288,6 +291,7 @@ def test_wrong_env_ids(envs: clusterenv.ClusterEnv, ids: Any) -> None:
         ({"seed": 1.5}, "must be an integer or a list of integers, got 1.5"),
         ({"seed": "ab"}, "got 'ab'"),
         ({"seed": -1}, "must not be negative, got -1"),
+        ({"options": 5}, r"options must be a dictionary, got 5: reset\(options="),
         ({"options": {"reset_mask": [True] * 4}}, "must be a NumPy array of 4 booleans"),
         ({"options": {"reset_mask": np.ones(3, bool)}}, "must be a NumPy array of 4 booleans"),
         ({"options": {"reset_mask": np.zeros(4, bool)}}, "selects no environment"),
@@ -388,9 +392,16 @@ def test_wrong_number_of_attribute_values(envs: clusterenv.ClusterEnv) -> None:
         envs.set_attr("colour", [1, 2])
 
 
+def test_a_wrong_timeout_closes_nothing(envs: clusterenv.ClusterEnv) -> None:
+    envs.reset(seed=1)
+    with pytest.raises(errors.ConfigError, match="timeout='soon' is no time: 10, or '10s'"):
+        envs.close(timeout="soon")
+    envs.step([2] * 4)
+
+
 def test_a_value_that_cannot_be_pickled_is_sent_to_no_shard(envs: clusterenv.ClusterEnv) -> None:
     envs.set_attr("colour", 5)
-    with pytest.raises(TypeError, match="pickle"):
+    with pytest.raises(errors.ConfigError, match=r"another process: .*pickle"):
         envs.set_attr("colour", [7, 7, 7, threading.Lock()])
     assert envs.get_attr("colour") == (5, 5, 5, 5)
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import psutil
 import torch
 from torch import Tensor
 
 from clusterenv.envs import Slot
+from clusterenv.errors import ConfigError
 from clusterenv.schema import Column, Layout
 
-__all__ = ["GIVEN", "TAKEN", "Block", "prepare", "room", "time_rows"]
+__all__ = ["GIVEN", "TAKEN", "Block", "check_memory", "prepare", "room", "time_rows"]
 
 Block = dict[str, Column]
 """Columns by name, each ``[time, envs, …]``."""
@@ -22,6 +25,18 @@ TAKEN = {
     *("env", "episode", "step", "version", "run", "shard", "incarnation"),
 }
 """Names of columns that rows have, or get where they are written: none for a policy's own."""
+
+
+def check_memory(layout: Layout, rows: int, n: int, horizon: int) -> None:
+    """Raise ``ConfigError`` if this machine has no memory for so many time rows."""
+    row = sum(leaf.dtype.itemsize * math.prod(leaf.shape) for leaf in layout.leaves)
+    needed, free = rows * n * row, psutil.virtual_memory().available
+    if needed > free:
+        fits = max(1, horizon * free // (2 * needed))
+        raise ConfigError(
+            f"horizon={horizon:,} with {n} environments in a shard takes {needed / 1e9:,.1f} GB, "
+            f"and the worker has {free / 1e9:,.1f} GB free: horizon={fits}, or more shards"
+        )
 
 
 def prepare(block: Block, layout: Layout, rows: int, n: int) -> list[Column]:

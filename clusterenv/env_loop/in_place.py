@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from clusterenv.env_loop.blocks import GIVEN, Block, prepare, time_rows
+from clusterenv.env_loop.blocks import GIVEN, Block, check_memory, prepare, time_rows
 from clusterenv.env_loop.chooser import Chooser
 from clusterenv.env_loop.faults import StepOf
 from clusterenv.env_loop.filler import Filler
@@ -58,6 +58,7 @@ class InPlace(Filler):
         obs: list[Column],
     ) -> None:
         super().__init__(engine, chooser, envs, horizon, guard)
+        check_memory(self._layout, horizon, self._n, horizon)
         self._mender = mender
         self._obs_now = obs
 

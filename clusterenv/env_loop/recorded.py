@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from clusterenv.env_loop.blocks import GIVEN, Block, prepare, room, time_rows
+from clusterenv.env_loop.blocks import GIVEN, Block, check_memory, prepare, room, time_rows
 from clusterenv.env_loop.chooser import Chooser
 from clusterenv.env_loop.faults import PolicyFault
 from clusterenv.env_loop.filler import Filler
@@ -43,6 +43,7 @@ class Recorded(Filler):
     ) -> None:
         super().__init__(engine, chooser, envs, horizon, guard)
         self._recorder = Recorder(self._n, horizon, self._ledger)
+        check_memory(self._layout, self._recorder.rows, self._n, horizon)
         self._obs = prepare(self._recorder.columns, self._layout, self._recorder.rows, self._n)
         for column, initial in zip(self._obs, obs, strict=True):
             column[0] = initial

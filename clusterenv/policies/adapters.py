@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,8 +15,10 @@ from torch import Tensor, nn
 from torch.distributions import Categorical as CategoricalDistribution
 from torch.distributions import Distribution, Independent, Normal
 
+from clusterenv.checks import check_instance, check_number, check_whole, items_of, shown
 from clusterenv.errors import ConfigError
 from clusterenv.policies.base import Context, Decision, Policy, masked
+from clusterenv.schema import Layout
 
 __all__ = ["Categorical", "CleanRL", "EpsilonGreedy", "Gaussian", "PaperAgent", "Random"]
 
@@ -33,8 +36,9 @@ class Categorical(Policy):
 
     def __init__(self, module: nn.Module, nvec: Sequence[int] | None = None) -> None:
         super().__init__()
+        check_instance("module", module, nn.Module, "Categorical(nn.Linear(4, 2))")
         self.module = module
-        self.nvec = None if nvec is None else [int(n) for n in nvec]
+        self.nvec = None if nvec is None else _choices(nvec)
 
     def act(self, obs: Any, context: Context) -> Decision:
         logits, extras = _with_value(self.module(obs))
@@ -73,11 +77,15 @@ class Gaussian(Policy):
         self, module: nn.Module, action_space: spaces.Box | None = None, log_std: float = 0.0
     ) -> None:
         super().__init__()
+        check_instance("module", module, nn.Module, "Gaussian(nn.Linear(4, 2), env.action_space)")
+        right = "Gaussian(module, log_std=-1.0)"
+        log_std = check_number("log_std", log_std, right, least=-50, most=50)
         if action_space is None:
             action_space = spaces.Box(-np.inf, np.inf, ())
         elif not isinstance(action_space, spaces.Box):
             raise ConfigError(
-                f"Gaussian acts in a Box, got {action_space}: Gaussian(module, env.action_space)"
+                f"Gaussian acts in a Box, got {shown(action_space)}: "
+                "Gaussian(module, env.action_space)"
             )
         self.module = module
         self.log_std = nn.Parameter(torch.full(action_space.shape, log_std))
@@ -124,16 +132,21 @@ class EpsilonGreedy(Policy):
         temperature: float = 1.0,
     ) -> None:
         super().__init__()
-        if not temperature > 0:
-            raise ConfigError(
-                f"temperature must be positive, got {temperature}: EpsilonGreedy(q, temperature=1)"
-            )
+        check_instance("q_module", q_module, nn.Module, "EpsilonGreedy(nn.Linear(4, 2))")
+        right = "EpsilonGreedy(q, temperature=1)"
+        self.temperature = check_number("temperature", temperature, right, above=0)
         self.module = q_module
-        self.temperature = temperature
-        self.epsilon = torch.as_tensor(epsilon, dtype=torch.float32)
+        try:
+            self.epsilon = torch.as_tensor(epsilon, dtype=torch.float32).detach()
+        except (TypeError, ValueError, RuntimeError, OverflowError):  # not numbers
+            self.epsilon = torch.tensor(math.nan)
         self.ladder = self.epsilon.ndim > 0
-        if not bool(((self.epsilon >= 0) & (self.epsilon <= 1)).all()):
-            raise ConfigError(f"epsilon must be from 0 to 1, got {epsilon}")
+        within = ((self.epsilon >= 0) & (self.epsilon <= 1)).all()
+        if self.epsilon.ndim > 1 or not self.epsilon.numel() or not within:
+            raise ConfigError(
+                f"epsilon must be from 0 to 1, or several such numbers, got {shown(epsilon)}: "
+                "EpsilonGreedy(q, epsilon=0.05)"
+            )
 
     def act(self, obs: Any, context: Context) -> Decision:
         return self.decide(masked(self.module(obs), context.mask), context)
@@ -183,6 +196,12 @@ class CleanRL(Policy):
 
     def __init__(self, agent: nn.Module, distribution: Any = None) -> None:
         super().__init__()
+        check_instance("agent", agent, nn.Module, "CleanRL(agent)")
+        if distribution is not None and not callable(distribution):
+            raise ConfigError(
+                f"distribution={shown(distribution)} cannot be called: "
+                "CleanRL(agent, distribution=lambda agent, obs: Categorical(logits=…))"
+            )
         if not callable(getattr(agent, "get_action_and_value", None)):
             raise ConfigError(
                 f"{type(agent).__name__} has no get_action_and_value(obs); for a plain network use "
@@ -237,6 +256,7 @@ class PaperAgent(Policy):
 
     def __init__(self, agent: nn.Module) -> None:
         super().__init__()
+        check_instance("agent", agent, nn.Module, "PaperAgent(agent)")
         if not isinstance(getattr(agent, "actor", None), nn.Module):
             raise ConfigError(f"{type(agent).__name__} has no .actor module that gives logits")
         self.agent = agent
@@ -255,6 +275,13 @@ class Random(Policy):
 
     def __init__(self, action_space: gym.Space[Any], seed: int | None = None) -> None:
         super().__init__()
+        if not isinstance(action_space, gym.Space) or len(Layout(action_space).arrays) != 1:
+            raise ConfigError(
+                f"action_space must be a space of one array, got {shown(action_space)}: "
+                "Random(env.action_space)"
+            )
+        if seed is not None:
+            seed = check_whole("seed", seed, "Random(env.action_space, seed=1)")
         self.action_space = action_space
         self._seed = seed
         self._spaces: dict[int, gym.Space[Any]] = {}  # of so many environments at once
@@ -279,6 +306,15 @@ class Random(Policy):
         parts = torch.split(mask, space.nvec.reshape(-1).tolist(), dim=-1)
         chosen = torch.cat([part.multinomial(1) for part in parts], dim=-1)
         return chosen.reshape(-1, *space.shape) + torch.as_tensor(space.start)
+
+
+def _choices(nvec: Any) -> list[int]:
+    """Return the sizes of several choices."""
+    right = "Categorical(module, nvec=[3, 2])"
+    sizes = items_of(nvec)
+    if not sizes:
+        raise ConfigError(f"nvec must be a list of integers, got {shown(nvec)}: {right}")
+    return [check_whole("nvec", size, right, least=1) for size in sizes]
 
 
 def _multi_discrete(logits: Tensor, nvec: Sequence[int]) -> Distribution:

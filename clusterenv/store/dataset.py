@@ -13,8 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.dataset
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 
-from clusterenv.errors import ConfigError, EmptyStore
+from clusterenv.checks import check_flag, check_instance, check_path, shown
+from clusterenv.errors import ConfigError, EmptyStore, UnknownEnv
 from clusterenv.schema import Column, Layout
 from clusterenv.store.snapshot import Snapshot, open_snapshot
 
@@ -61,7 +63,9 @@ def open_dataset(directory: str | Path, *, checksums: bool = True) -> pyarrow.da
         rows = clusterenv.open_dataset("runs/x/replay")
         duckdb.sql("select version, avg(reward) from rows group by version")
     """
-    snapshot = open_snapshot(Path(directory))
+    path = check_path("directory", directory, "open_dataset('replay')")
+    check_flag("checksums", checksums, "open_dataset('replay', checksums=False)")
+    snapshot = open_snapshot(path)
     snapshot.check(checksums)
     return snapshot.dataset()
 
@@ -82,7 +86,8 @@ def episodes(directory: str | Path) -> Iterator[Episode]:
 
     All rows are in memory meanwhile.
     """
-    yield from _episodes(open_snapshot(Path(directory)))
+    path = check_path("directory", directory, "episodes('replay')")
+    yield from _episodes(open_snapshot(path))
 
 
 def _episodes(snapshot: Snapshot) -> Iterator[Episode]:
@@ -172,23 +177,27 @@ def to_minari(
         from minari.data_collector import EpisodeBuffer
     except ImportError as error:
         raise ConfigError("to_minari needs Minari: pip install 'clusterenv[minari]'") from error
+    right = "to_minari(directory, 'cartpole/random-v0', env='CartPole-v1')"
+    path = check_path("directory", directory, right)
+    check_instance("dataset_id", dataset_id, str, right)
     if env is not None:
-        made = gym.make(env) if isinstance(env, str) else env
-        observation_space = observation_space or made.observation_space
-        action_space = action_space or made.action_space
-        if isinstance(env, str):
+        made = _made(env, right)
+        observation_space = (
+            made.observation_space if observation_space is None else observation_space
+        )
+        action_space = made.action_space if action_space is None else action_space
+        if made is not env:
             made.close()
     if observation_space is None or action_space is None:
-        raise ConfigError(
-            "to_minari must know the spaces: to_minari(directory, 'cartpole/random-v0', "
-            "env='CartPole-v1')"
-        )
+        raise ConfigError(f"to_minari must know the spaces: {right}")
+    check_instance("observation_space", observation_space, spaces.Space, right)
+    check_instance("action_space", action_space, spaces.Space, right)
     layout = Layout(observation_space)
     names = [leaf.name("obs") for leaf in layout.leaves]
-    snapshot = open_snapshot(Path(directory))
+    snapshot = open_snapshot(path)
     whole = list(_episodes(snapshot))
     if not whole:
-        raise EmptyStore(f"{directory} holds no whole episode; collect more rows first")
+        raise EmptyStore(f"{path} holds no whole episode; collect more rows first")
     _check_space("observation_space", observation_space, "obs", whole[0].observations)
     _check_space("action_space", action_space, "action", {"action": whole[0].actions})
     buffers = [
@@ -207,16 +216,29 @@ def to_minari(
     left_out = total - sum(len(buffer.rewards) for buffer in buffers)
     if left_out:
         logger.info("%d of %d rows are of episodes that are not whole; left out", left_out, total)
-    return minari.create_dataset_from_buffers(
-        dataset_id,
-        buffers,
-        env=env,
-        observation_space=observation_space,
-        action_space=action_space,
-        data_format="arrow",
-        jpeg_encoding=False,
-        **metadata,
-    )
+    try:
+        return minari.create_dataset_from_buffers(
+            dataset_id,
+            buffers,
+            env=env,
+            observation_space=observation_space,
+            action_space=action_space,
+            data_format="arrow",
+            jpeg_encoding=False,
+            **metadata,
+        )
+    except (TypeError, ValueError, AttributeError, NotImplementedError) as error:
+        raise ConfigError(f"Minari cannot write {shown(dataset_id)}: {error}. {right}") from error
+
+
+def _made(env: Any, right: str) -> gym.Env[Any, Any]:
+    """Return an environment that has the spaces."""
+    try:
+        made = gym.make(env) if isinstance(env, (str, EnvSpec)) else env
+    except gym.error.Error as error:
+        raise UnknownEnv(f"{error}: {right}") from error
+    check_instance("env", made, gym.Env, right)
+    return made
 
 
 def _check_space(

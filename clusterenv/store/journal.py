@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from clusterenv.arrow import to_sparse
 from clusterenv.batch import Batch
+from clusterenv.checks import check_flag, check_instance, check_path, check_whole
 from clusterenv.errors import ClosedError, SchemaMismatch, StoreNotWritten
 from clusterenv.store.files import create
 from clusterenv.store.lock import DirectoryLock
@@ -113,7 +114,10 @@ class Journal:
     def __init__(
         self, directory: str | Path, *, stack: Stack | None = None, segment_rows: int = 262_144
     ) -> None:
-        self.directory = Path(directory)
+        self.directory = check_path("directory", directory, "Journal('replay')")
+        if stack is not None:
+            check_instance("stack", stack, Stack, "Journal('replay', stack=Stack(4))")
+        check_whole("segment_rows", segment_rows, "Journal(..., segment_rows=262_144)", least=1)
         self._lock = DirectoryLock(self.directory)
         self._segment_rows = segment_rows
         self._stack = stack
@@ -163,6 +167,7 @@ class Journal:
             If it is no batch of a collector, or observations are not the stacks that they should
             be; nothing is written.
         """
+        check_instance("batch", batch, Batch, "journal.append(batch)")
         self._check_open()
         if self._stack is not None:
             for name in self._stack.of(list(batch.tail)):
@@ -216,6 +221,13 @@ class Journal:
             what counts has not changed.
         """
         self._check_open()
+        for name, count in (("keep", keep), ("end", end)):
+            if count is not None:
+                check_whole(name, count, f"journal.commit({name}=100_000)")
+        check_flag("replace", replace, "journal.commit(replace=True)")
+        for name, given in (("store", store), ("state", state), ("note", note)):
+            if given is not None:
+                check_instance(name, given, Mapping, f"journal.commit({name}={{'step': 7}})")
         if note is not None:
             as_json(note, "a note")
         with self._writing():

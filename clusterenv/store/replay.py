@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from clusterenv.batch import Batch
+from clusterenv.checks import check_flag, check_path
 from clusterenv.errors import ConfigError, SchemaMismatch, StoreDamaged, StoreUnreadable
 from clusterenv.store.journal import Journal
 from clusterenv.store.manifest import MANIFEST, as_json
@@ -80,6 +81,10 @@ class ReplayStore(Replay):
         side: float = 0.1,
         seed: int | None = None,
     ) -> None:
+        if directory is not None:
+            directory = check_path("directory", directory, "ReplayStore(..., directory='replay')")
+        if journal is not None:
+            journal = check_path("journal", journal, "ReplayStore(..., journal='replay')")
         if directory is not None and journal is not None and _same(directory, journal):
             raise ConfigError(
                 f"directory and journal are both {str(journal)!r}; the one is room to work in, "
@@ -168,7 +173,7 @@ class ReplayStore(Replay):
         """Write everything to a directory; what it held before stays until all is written."""
         with self._lock:
             self._check_open()
-            target = Path(directory)
+            target = check_path("directory", directory, "store.save('replay')")
             if self._journal is not None and _same(target, self._journal.directory):
                 raise ConfigError(f"{directory} is this store's journal: store.commit()")
             journal = Journal(target, stack=self._stack)
@@ -208,7 +213,9 @@ class ReplayStore(Replay):
         StoreDamaged
             If a file is missing or was altered: which, and what is still readable.
         """
-        snapshot = open_snapshot(Path(directory))
+        path = check_path("directory", directory, "ReplayStore.load('replay')")
+        check_flag("skip_damaged", skip_damaged, "ReplayStore.load('replay', skip_damaged=True)")
+        snapshot = open_snapshot(path)
         manifest, kept = snapshot.manifest, snapshot.manifest.store
         if not kept and not manifest.segments:
             raise StoreUnreadable(f"{directory} holds no store: nothing was committed there yet")

@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 
 from clusterenv.batch import Batch
+from clusterenv.checks import check_choice, check_instance, check_whole
 from clusterenv.errors import ConfigError, EmptyStore, StaleBatch
 from clusterenv.lending import Lender
-from clusterenv.numeric import is_whole
 
 __all__ = ["Rollout", "RolloutStats", "RolloutStore"]
 
@@ -115,16 +115,11 @@ class RolloutStore:
     def __init__(
         self, *, max_lag: int | None = None, stale: Literal["refuse", "count"] = "refuse"
     ) -> None:
-        if max_lag is not None and (not is_whole(max_lag) or max_lag < 0):
-            raise ConfigError(
-                f"max_lag={max_lag!r} is no number of versions; "
-                "RolloutStore(max_lag=0) takes the newest version only, max_lag=None any"
-            )
-        if stale not in ("refuse", "count"):
-            raise ConfigError(
-                f"stale={stale!r} is unknown; RolloutStore(stale='refuse') raises, "
-                "stale='count' drops and counts"
-            )
+        if max_lag is not None:
+            right = "RolloutStore(max_lag=0) takes the newest version only, max_lag=None any"
+            check_whole("max_lag", max_lag, right)
+        right = "RolloutStore(stale='refuse') raises, stale='count' drops and counts"
+        check_choice("stale", stale, ("refuse", "count"), right)
         self.max_lag = max_lag
         self.stale = stale
         self._fragments: list[_Fragment] = []
@@ -160,6 +155,9 @@ class RolloutStore:
             If its horizon or columns differ from those of the batches held, or its
             version is newer than ``newest_version``.
         """
+        check_instance("batch", batch, Batch, "store.add(batch, newest_version=version)")
+        right = "store.add(batch, newest_version=collector.publish(policy))"
+        newest_version = check_whole("newest_version", newest_version, right)
         lag = newest_version - batch.policy_version
         if lag < 0:
             raise ConfigError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self, runtime_checkable
@@ -15,6 +15,13 @@ import pyarrow as pa
 import torch
 
 from clusterenv.batch import Batch
+from clusterenv.checks import (
+    check_flag,
+    check_instance,
+    check_names,
+    check_whole,
+    shown,
+)
 from clusterenv.errors import ClosedError, ConfigError, EmptyStore, RatioError
 from clusterenv.numeric import is_number
 from clusterenv.store.admission import Admission
@@ -29,6 +36,7 @@ from clusterenv.store.stacks import Stack
 __all__ = ["Replay", "ReplayStats"]
 
 _LEAST_SIDE = 1024  # observations beside the rows that every store has room for
+_MOST_SAMPLED = 2**20  # at a time, of a store that is smaller
 
 
 @dataclass(frozen=True)
@@ -76,11 +84,15 @@ class Replay:
         side: float = 0.1,
         seed: int | None = None,
     ) -> None:
-        if not isinstance(capacity, (int, np.integer)) or capacity < 1:
-            raise ConfigError(f"capacity={capacity!r} is no number of rows: ReplayStore(100_000)")
+        self.capacity = check_whole("capacity", capacity, "ReplayStore(100_000)", least=1)
+        self._most = max(self.capacity, _MOST_SAMPLED)
         if not (is_number(side) and 0 < side <= 1):
-            raise ConfigError(f"side={side!r} is not between 0 and 1: ReplayStore(..., side=0.1)")
-        self.capacity = int(capacity)
+            raise ConfigError(
+                f"side={shown(side)} is not between 0 and 1: ReplayStore(..., side=0.1)"
+            )
+        if schema is not None:
+            right = "ReplayStore(..., schema=batch.record_batch.schema)"
+            check_instance("schema", schema, pa.Schema, right)
         self.sampler: Sampler = Uniform() if sampler is None else sampler
         check_sampler(self.sampler)
         self.ratio = ratio if ratio is None or isinstance(ratio, Ratio) else Ratio(ratio)
@@ -92,7 +104,7 @@ class Replay:
                     f"{self.ratio}: ReplayStore(..., sampler=Recent(4, uses=2)), without ratio="
                 )
         self._stack = stack if stack is None or isinstance(stack, Stack) else Stack(stack)
-        self._side_part = side
+        self._side_part = float(side)
         self._rng = _generator(seed)
         self._lock = threading.RLock()
         self._ring: Ring | None = None
@@ -151,6 +163,7 @@ class Replay:
         StoreTooLarge
             With the first batch, if the columns do not fit.
         """
+        check_instance("batch", batch, Batch, "store.add(next(iter(collector)))")
         with self._lock:
             self._check_open()
             if self._ring is None:
@@ -208,7 +221,8 @@ class Replay:
         Parameters
         ----------
         n
-            Rows, or sequences; :class:`Recent` decides by itself.
+            Rows, or sequences; :class:`Recent` decides by itself. At most ``capacity``, or 2**20
+            if that is more.
         columns
             Further columns of the batches, such as ``log_prob``.
         tensors
@@ -221,14 +235,18 @@ class Replay:
         RatioError
             If the learner is too far ahead; add a batch first.
         """
-        if n is not None and (not isinstance(n, (int, np.integer)) or n < 1):
-            raise ConfigError(f"sample({n!r}): how many rows? sample(256)")
+        if n is not None and not (type(n) is int and 0 < n <= self._most):
+            n = self._rows(n)
+        if tensors is not False:
+            tensors = check_flag("tensors", tensors, "sample(256, tensors=True)")
+        also: tuple[str, ...] = ()
+        if type(columns) is not tuple or columns:
+            also = check_names("columns", columns, "sample(256, columns=['log_prob'])")
         with self._lock:
             self._check_open()
             ring = self._ring
             if ring is None or not len(ring):
                 raise EmptyStore("the store holds no rows; add a batch first: store.add(batch)")
-            also = tuple(columns)
             if also:
                 also = tuple(name for name in also if name not in ring.specs.obs)
             for name in also:
@@ -268,7 +286,7 @@ class Replay:
         priorities
             Absolute errors, one per index.
         """
-        rows, values = _array(indices), _array(priorities)
+        rows, values = _array("indices", indices), _array("priorities", priorities)
         if rows.ndim != 1 or rows.shape != values.shape:
             raise ConfigError(
                 f"{rows.shape} indices and {values.shape} priorities; one number per index: "
@@ -292,6 +310,8 @@ class Replay:
 
     def may_sample(self, n: int) -> bool:
         """Whether there are rows, and the ratio lets the learner take ``n`` now."""
+        if not (type(n) is int and 0 < n <= self._most):
+            n = self._rows(n)
         if self.ratio is None:
             return len(self) > 0
         if self._batch_rows:
@@ -301,6 +321,8 @@ class Replay:
 
     def may_add(self, rows: int) -> bool:
         """Whether the ratio lets a batch of ``rows`` rows come now."""
+        if not (type(rows) is int and rows >= 0):
+            rows = check_whole("rows", rows, "store.may_add(batch.num_rows)")
         if self.ratio is None or not self._sample_rows or self._nothing_to_draw:
             return True  # whoever waits for rows to sample from must get them
         counts = {"added": self._added, "sampled": self._sampled}
@@ -329,6 +351,18 @@ class Replay:
         RatioError
             If the ratio's slack stops both sides with these batches and samples.
         """
+        if not isinstance(source, Iterable) or isinstance(source, (np.ndarray, torch.Tensor)):
+            raise ConfigError(
+                f"feed() takes a Collector, or batches, got {shown(source)}: "
+                "store.feed(collector, 256)"
+            )
+        if n is not None:
+            n = self._rows(n)
+        return self._feed(source, n, options)
+
+    def _feed(
+        self, source: Iterable[Batch], n: int | None, options: Mapping[str, Any]
+    ) -> Iterator[dict[str, Any]]:
         self._sample_rows = max(self._sample_rows, n or 0)
         batches = iter(source)
         must_wait = not self.may_sample(n or 1)  # a store with rows may owe the learner samples
@@ -385,6 +419,10 @@ class Replay:
     def _added(self) -> int:
         return 0 if self._ring is None else self._ring.end
 
+    def _rows(self, n: Any) -> int:
+        """Return how many rows are to be sampled, or raise ``ConfigError``."""
+        return check_whole("n", n, "store.sample(256)", least=1, most=self._most)
+
     def _check_open(self) -> None:
         if self.closed:
             raise ClosedError("this ReplayStore is closed; make a new one")
@@ -399,5 +437,16 @@ def _generator(seed: Any) -> np.random.Generator:
         ) from error
 
 
-def _array(values: npt.ArrayLike | torch.Tensor) -> npt.NDArray[Any]:
-    return np.asarray(values.detach().cpu() if isinstance(values, torch.Tensor) else values)
+def _array(name: str, values: npt.ArrayLike | torch.Tensor) -> npt.NDArray[Any]:
+    """Return numbers as an array."""
+    try:
+        given = values.detach().cpu() if isinstance(values, torch.Tensor) else values
+        array = np.asarray(given)
+    except (TypeError, ValueError, RuntimeError):  # nested lists, or a dtype of torch's own
+        array = np.asarray(None)
+    if array.dtype.kind not in "biuf":
+        raise ConfigError(
+            f"{name} must be numbers, got {shown(values)}: "
+            "store.update_priorities(sample['indices'], error.abs())"
+        )
+    return array

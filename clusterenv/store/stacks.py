@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clusterenv.batch import Batch
+from clusterenv.checks import check_names
 from clusterenv.errors import ConfigError
 from clusterenv.lending import Lender
 from clusterenv.numeric import is_whole
@@ -47,12 +48,8 @@ class Stack:
                 f"axis={self.axis!r} is no axis; frames that lie along the last one: "
                 f"Stack({self.size}, axis=-1)"
             )
-        if isinstance(self.only, str):
-            raise ConfigError(
-                f"only={self.only!r} is one name, and several are wanted: "
-                f"Stack({self.size}, only=({self.only!r},))"
-            )
-        object.__setattr__(self, "only", tuple(self.only))  # lists are as good, and equal
+        only = check_names("only", self.only, f"Stack({self.size}, only=('obs.image',))")
+        object.__setattr__(self, "only", only)  # lists are as good, and equal
 
     def of(self, observations: Sequence[str]) -> list[str]:
         """Return the observations that are stacks.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from clusterenv.errors import ConfigError
@@ -34,7 +34,7 @@ class SyncRule(Protocol):
 class EveryVersion:
     """Pull every version: the control that costs the most."""
 
-    needs_divergence: bool = False
+    needs_divergence: bool = field(default=False, init=False)
 
     def should_pull(self, lag: int, divergence: float | None) -> bool:
         return lag >= 1
@@ -45,7 +45,7 @@ class Every:
     """Pull when ``n`` versions behind."""
 
     n: int
-    needs_divergence: bool = False
+    needs_divergence: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         if not is_whole(self.n) or self.n < 1:
@@ -76,7 +76,7 @@ class Divergence:
 
     threshold: float
     max_lag: int | None = None
-    needs_divergence: bool = True
+    needs_divergence: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
         if not is_number(self.threshold) or not self.threshold >= 0:
@@ -102,7 +102,7 @@ class Never:
     A shard that is placed again begins with the newest.
     """
 
-    needs_divergence: bool = False
+    needs_divergence: bool = field(default=False, init=False)
 
     def should_pull(self, lag: int, divergence: float | None) -> bool:
         return False

@@ -254,14 +254,31 @@ def test_random_has_no_weights_and_draws_from_all_of_its_space(space: gym.Space[
         (lambda: CleanRL(nn.Linear(2, 2)), r"Linear has no get_action_and_value\(obs\)"),
         (lambda: PaperAgent(nn.Linear(2, 2)), "Linear has no .actor module"),
         (lambda: EpsilonGreedy(nn.Linear(2, 2), epsilon=1.5), "epsilon must be from 0 to 1"),
-        (lambda: EpsilonGreedy(nn.Linear(2, 2), temperature=0), "temperature must be positive"),
+        (
+            lambda: EpsilonGreedy(nn.Linear(2, 2), temperature=0),
+            "temperature must be a number, above 0",
+        ),
         (lambda: EpsilonGreedy(nn.Linear(2, 2), epsilon=math.nan), "epsilon must be from 0 to 1"),
-        (lambda: EpsilonGreedy(nn.Linear(2, 2), temperature=math.nan), "temperature must be pos"),
+        (lambda: EpsilonGreedy(nn.Linear(2, 2), temperature=math.nan), "temperature .*got nan"),
+        (lambda: EpsilonGreedy(nn.Linear(2, 2), epsilon="x"), "epsilon must be from 0.*got 'x'"),
+        (lambda: EpsilonGreedy(nn.Linear(2, 2), epsilon=[]), r"epsilon must be from 0.*got \[\]"),
+        (lambda: Categorical(len), r"module must be a Module, got .*: Categorical\(nn\."),
+        (lambda: Categorical(nn.Linear(2, 2), nvec=5), "nvec must be a list of integers, got 5"),
+        (lambda: Categorical(nn.Linear(2, 2), nvec=[0]), "nvec must be an integer, at least 1"),
+        (lambda: Gaussian(nn.Linear(2, 2), log_std="x"), "log_std must be a number.*got 'x'"),
+        (lambda: CleanRL("agent"), r"agent must be a Module, got 'agent': CleanRL\(agent\)"),
+        (lambda: Random(5), r"action_space must be a space of one array, got 5: Random\("),
+        (lambda: Random(gym.spaces.Text(4)), "action_space must be a space of one array, got Text"),
+        (lambda: Random(gym.spaces.Discrete(2), seed=-1), "seed must be an integer, at least 0"),
     ],
 )
 def test_what_cannot_be_adapted_is_refused_with_the_right_call(make: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+def test_a_gaussian_takes_a_whole_number_as_its_log_std() -> None:
+    assert Gaussian(nn.Linear(3, 2), log_std=1).log_std.item() == 1.0
 
 
 def test_a_gaussian_without_a_space_has_no_bounds() -> None:

@@ -150,7 +150,7 @@ def test_a_larger_or_smaller_store_takes_the_rows(tmp_path: Path) -> None:
     check(larger, rows)
     smaller = ReplayStore.load(tmp_path, capacity=40, sampler=Prioritized())
     assert 36 <= len(smaller) <= 40
-    with pytest.raises(ConfigError, match="capacity=0"):
+    with pytest.raises(ConfigError, match=r"capacity must be .*got 0"):
         ReplayStore.load(tmp_path, capacity=0)
 
 
@@ -648,6 +648,13 @@ def test_the_counters_tell_what_went_through() -> None:
         ({"seed": -1}, r"seed=-1 .*ReplayStore\(\.\.\., seed=1\)"),
         ({"seed": "one"}, r"seed='one' .*ReplayStore\(\.\.\., seed=1\)"),
         ({"stack": "4"}, r"stack='4' .*stack=4"),
+        ({"schema": 5}, r"schema must be a Schema, got 5: .*schema=batch\.record_batch\.schema"),
+        ({"directory": 5}, r"directory=5 is no path .*: ReplayStore\(\.\.\., directory='replay'\)"),
+        ({"directory": "a\0b"}, r"directory='a\\x00b' is no path \(embedded null byte\)"),
+        ({"journal": b"x"}, r"journal=b'x' is no path .*: ReplayStore\(\.\.\., journal='replay'\)"),
+        ({"journal": ""}, r"journal='' is no path \(empty\)"),
+        ({"journal": "x" * 5000}, r"is no path \(too long\)"),
+        ({"side": None}, "side=None is not between 0 and 1"),
     ],
 )
 def test_settings_of_the_wrong_kind_are_refused_with_the_right_call(
@@ -655,6 +662,36 @@ def test_settings_of_the_wrong_kind_are_refused_with_the_right_call(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         ReplayStore(1000, **settings)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda store: store.add(None), r"batch must be a Batch, got None: store\.add\("),
+        (lambda store: store.save(5), r"directory=5 is no path .*: store\.save\('replay'\)"),
+        (lambda store: ReplayStore.load(5), r"directory=5 is no path .*ReplayStore\.load\('"),
+        (lambda store: store.sample(True), r"n must be an integer, at least 1.*got True: store\."),
+        (lambda store: store.sample(10**30), r"n must be an integer.*at most 1,048,576, got 1000"),
+        (lambda store: store.sample(4, columns=5), r"columns must be a list of names, got 5"),
+        (lambda store: store.sample(4, columns="obs"), r"columns must be .*got 'obs': sample\("),
+        (lambda store: store.sample(4, tensors="x"), "tensors must be True or False, got 'x'"),
+        (lambda store: store.may_sample("4"), "n must be an integer, at least 1.*got '4'"),
+        (lambda store: store.may_add(None), "rows must be an integer, at least 0, got None"),
+        (lambda store: store.feed(5, 4), r"feed\(\) takes a Collector, or batches, got 5"),
+        (lambda store: store.feed([], "4"), "n must be an integer, at least 1.*got '4'"),
+        (lambda store: store.update_priorities([0], ["x"]), r"priorities must be numbers, got \["),
+        (lambda store: store.update_priorities([[0], 1], [1.0]), "indices must be numbers, got"),
+        (lambda store: store.update_priorities([0], [1e300]), r"priorities\[0\] is 1e[+]300"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_are_refused_and_the_store_goes_on(
+    call: Callable[[ReplayStore], Any], message: str
+) -> None:
+    store = ReplayStore(100, sampler=Prioritized())
+    store.add(Fleet().next()[0])
+    with pytest.raises(ConfigError, match=message):
+        call(store)
+    assert len(store.sample(4)["reward"]) == 4
 
 
 class HalfASampler:

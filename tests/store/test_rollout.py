@@ -194,3 +194,12 @@ def test_fragments_of_two_collectors_lie_side_by_side_each_with_its_own_tail() -
     assert sorted(rollout.tail_rows.tolist()) == list(range(16, 24))  # the last row of each
     obs = rollout["obs"].flatten(0, 1)
     assert torch.equal(obs[rollout.tail_rows] + 0.5, rollout.tail["obs"])
+
+
+def test_only_a_batch_and_a_version_can_be_added() -> None:
+    store = RolloutStore()
+    with pytest.raises(ConfigError, match=r"batch must be a Batch, got 5: store\.add\(batch, "):
+        store.add(5, 0)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"newest_version must be an integer, .*got None"):
+        store.add(fragment(), None)  # type: ignore[arg-type]
+    assert store.rows == 0

@@ -322,20 +322,22 @@ def test_returns_of_n_steps_work_on_priorities() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: NStep(0, 0.9), r"n=0 .*NStep\(3, gamma=0\.99\)"),
-        (lambda: NStep(2.5, 0.9), r"n=2\.5 "),  # type: ignore[arg-type]
+        (lambda: NStep(0, 0.9), r"n must be .*got 0: NStep\(3, gamma=0\.99\)"),
+        (lambda: NStep(2.5, 0.9), r"n must be .*got 2\.5"),  # type: ignore[arg-type]
         (lambda: NStep(3, 1.1), r"gamma=1\.1 .*NStep\(3, gamma=0\.99\)"),
         (lambda: NStep(3, float("nan")), r"gamma=nan "),
         (lambda: NStep(3, 0.9, Recent(1, 1)), r"base=Recent.*base=Prioritized\(\)"),  # type: ignore[arg-type]
-        (lambda: Sequences(0), r"length=0.*Sequences\(80, burn_in=40, overlap=40\)"),
-        (lambda: Sequences(4, burn_in=-1), r"burn_in=-1"),
-        (lambda: Sequences(4, overlap=4), r"overlap=4"),
+        (lambda: Sequences(0), r"length must be .*got 0: Sequences\(80, burn_in=40, overlap=40\)"),
+        (lambda: Sequences(4, burn_in=-1), r"burn_in must be .*got -1"),
+        (lambda: Sequences(4, overlap=4), r"overlap must be .*at most 3 .*got 4"),
+        (lambda: Sequences(10**9), r"length must be .*at most 65,536, got 1000000000"),
+        (lambda: Uniform(replace="no"), r"replace must be True or False, got 'no'"),  # type: ignore[arg-type]
         (lambda: Sequences(4, base=Uniform()), r"base=Uniform.*base=Prioritized\(\)"),  # type: ignore[arg-type]
-        (lambda: Recent(0, 1), r"n=0, uses=1.*Recent\(4, uses=2\)"),
-        (lambda: Recent(2, 0), r"n=2, uses=0"),
+        (lambda: Recent(0, 1), r"n must be .*got 0: Recent\(4, uses=2\)"),
+        (lambda: Recent(2, 0), r"uses must be .*got 0"),
         (lambda: NStep(3, "0.9"), r"gamma='0\.9' .*NStep\(3, gamma=0\.99\)"),  # type: ignore[arg-type]
-        (lambda: Sequences("80"), r"length='80'.*Sequences\(80, "),  # type: ignore[arg-type]
-        (lambda: Recent("4", 2), r"n='4'.*Recent\(4, uses=2\)"),  # type: ignore[arg-type]
+        (lambda: Sequences("80"), r"length must be .*got '80': Sequences\(80, "),  # type: ignore[arg-type]
+        (lambda: Recent("4", 2), r"n must be .*got '4': Recent\(4, uses=2\)"),  # type: ignore[arg-type]
         (lambda: Stack("4"), r"stack='4' .*stack=4"),  # type: ignore[arg-type]
         (lambda: Stack(4, axis="last"), r"axis='last' .*Stack\(4, axis=-1\)"),  # type: ignore[arg-type]
     ],

@@ -101,7 +101,9 @@ def test_a_stack_of_an_observation_that_is_not_there_is_refused() -> None:
     message = r"names 'image', but the observations are obs.image, obs.speed: Stack\(4, only=\("
     with pytest.raises(ConfigError, match=message):
         store.add(Fleet(FramesAndSpeed()).next()[0])
-    with pytest.raises(ConfigError, match=r"is one name.*only=\('obs.image',\)"):
+    with pytest.raises(
+        ConfigError, match=r"list of names, got 'obs.image': .*only=\('obs.image',\)"
+    ):
         Stack(4, only="obs.image")
 
 

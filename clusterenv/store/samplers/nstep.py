@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from clusterenv.batch import Batch
+from clusterenv.checks import check_whole, shown
 from clusterenv.errors import ConfigError
-from clusterenv.numeric import is_number, is_whole
+from clusterenv.numeric import is_number
 from clusterenv.schema import Column
 from clusterenv.store.ring import Block, Ints, Ring
 from clusterenv.store.samplers.base import Draw, Numbers, Transitions
@@ -38,12 +39,10 @@ class NStep(Transitions):
     """
 
     def __init__(self, n: int, gamma: float, base: Uniform | Prioritized | None = None) -> None:
-        if not (is_whole(n) and n >= 1):
-            raise ConfigError(f"n={n!r} is no number of steps: NStep(3, gamma=0.99)")
+        self.n = check_whole("n", n, "NStep(3, gamma=0.99)", least=1)
         if not (is_number(gamma) and 0 <= gamma <= 1):
-            raise ConfigError(f"gamma={gamma!r} is not between 0 and 1: NStep(3, gamma=0.99)")
-        self.n = n
-        self.gamma = gamma
+            raise ConfigError(f"gamma={shown(gamma)} is not between 0 and 1: NStep(3, gamma=0.99)")
+        self.gamma = float(gamma)
         self.base = base if base is not None else Uniform()
         if not isinstance(self.base, (Uniform, Prioritized)):
             raise ConfigError(

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from clusterenv.batch import Batch
+from clusterenv.checks import check_whole
 from clusterenv.errors import ConfigError, EmptyStore
-from clusterenv.numeric import is_whole
 from clusterenv.schema import Column
 from clusterenv.store.ring import Block, Ints
 from clusterenv.store.samplers.base import Draw, Numbers, Transitions
@@ -32,12 +32,8 @@ class Recent(Transitions):
     """
 
     def __init__(self, n: int, uses: int) -> None:
-        if not (is_whole(n) and is_whole(uses) and n >= 1 and uses >= 1):
-            raise ConfigError(
-                f"n={n!r}, uses={uses!r}: both whole numbers, and at least 1: Recent(4, uses=2)"
-            )
-        self.n = n
-        self.uses = uses
+        self.n = check_whole("n", n, "Recent(4, uses=2)", least=1)
+        self.uses = check_whole("uses", uses, "Recent(4, uses=2)", least=1)
         self._blocks: list[Block] = []
         self._used: list[int] = []
 

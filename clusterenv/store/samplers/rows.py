@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clusterenv.batch import Batch
+from clusterenv.checks import check_flag, shown
 from clusterenv.errors import ConfigError, EmptyStore
 from clusterenv.numeric import is_number
 from clusterenv.store.ring import Block, Ints, Ring
@@ -16,6 +17,8 @@ from clusterenv.store.samplers.base import Draw, Numbers, Transitions, equal_wei
 from clusterenv.store.sum_tree import SumTree
 
 __all__ = ["Prioritized", "Uniform"]
+
+_MOST = 1e200  # a priority; the sum of all must be finite
 
 
 class Uniform(Transitions):
@@ -28,7 +31,7 @@ class Uniform(Transitions):
     """
 
     def __init__(self, replace: bool = True) -> None:
-        self.replace = replace
+        self.replace = check_flag("replace", replace, "Uniform(replace=False)")
 
     def settings(self) -> dict[str, Any]:
         return {"replace": self.replace}
@@ -74,14 +77,17 @@ class Prioritized(Transitions):
 
     def __init__(self, alpha: float = 0.6, beta: float = 0.4, epsilon: float = 1e-6) -> None:
         if not (is_number(alpha) and 0 <= alpha <= 1):
-            raise ConfigError(f"alpha={alpha!r} is not between 0 and 1: Prioritized(alpha=0.6)")
-        if not (is_number(epsilon) and 0 < epsilon < np.inf):
             raise ConfigError(
-                f"epsilon={epsilon!r} is no number above 0: Prioritized(epsilon=1e-6)"
+                f"alpha={shown(alpha)} is not between 0 and 1: Prioritized(alpha=0.6)"
             )
-        self.alpha = alpha
+        if not (is_number(epsilon) and 0 < epsilon < _MOST):
+            raise ConfigError(
+                f"epsilon={shown(epsilon)} is no number above 0 and below {_MOST:g}: "
+                "Prioritized(epsilon=1e-6)"
+            )
+        self.alpha = float(alpha)
         self.beta = beta
-        self.epsilon = epsilon
+        self.epsilon = float(epsilon)
         self._largest = 1.0
         self._left = 0  # rows before this have no priority any more
 
@@ -93,8 +99,8 @@ class Prioritized(Transitions):
     @beta.setter
     def beta(self, value: float) -> None:
         if not (is_number(value) and 0 <= value <= 1):
-            raise ConfigError(f"beta={value!r} is not between 0 and 1: Prioritized(beta=0.4)")
-        self._beta = value
+            raise ConfigError(f"beta={shown(value)} is not between 0 and 1: Prioritized(beta=0.4)")
+        self._beta = float(value)
 
     def settings(self) -> dict[str, Any]:
         return {"alpha": self.alpha, "beta": self.beta, "epsilon": self.epsilon}
@@ -191,9 +197,9 @@ class Prioritized(Transitions):
     def _check(self, priorities: Numbers, what: str) -> npt.NDArray[np.float64]:
         values = np.asarray(priorities, np.float64)
         if len(values) and not (
-            np.minimum.reduce(values) >= 0 and np.maximum.reduce(values) < np.inf
+            np.minimum.reduce(values) >= 0 and np.maximum.reduce(values) < _MOST
         ):
-            at = int(np.flatnonzero(~((values >= 0) & np.isfinite(values)))[0])
+            at = int(np.flatnonzero(~((values >= 0) & (values < _MOST)))[0])
             raise ConfigError(
                 f"{what}[{at}] is {values[at]}; they are absolute errors, finite and not "
                 "negative: store.update_priorities(sample['indices'], error.abs())"

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from clusterenv.batch import Batch
+from clusterenv.checks import check_whole
 from clusterenv.errors import ConfigError, EmptyStore
-from clusterenv.numeric import is_whole
 from clusterenv.schema import Column
 from clusterenv.store.ring import STEP_COLUMNS, Block, Ints, Ring
 from clusterenv.store.samplers.base import Draw, Numbers, Transitions, wanted
@@ -20,6 +20,8 @@ from clusterenv.store.specs import Spec
 __all__ = ["Sequences"]
 
 _INITIAL = "initial."  # before the names of the initial state's parts, in what is saved
+
+_MOST = 2**16  # each sequence is followed row by row
 
 
 class Sequences(Transitions):
@@ -37,9 +39,9 @@ class Sequences(Transitions):
     Parameters
     ----------
     length
-        Rows to learn from.
+        Rows to learn from, at most 2**16.
     burn_in
-        Rows before them, to bring the recurrent state up to date.
+        Rows before them, to bring the recurrent state up to date; at most 2**16.
     overlap
         Rows that a sequence shares with the next.
     base
@@ -49,22 +51,19 @@ class Sequences(Transitions):
     def __init__(
         self, length: int, burn_in: int = 0, overlap: int = 0, base: Prioritized | None = None
     ) -> None:
-        whole = all(is_whole(rows) for rows in (length, burn_in, overlap))
-        if not whole or length < 1 or burn_in < 0 or not 0 <= overlap < length + burn_in:
-            raise ConfigError(
-                f"length={length!r}, burn_in={burn_in!r}, overlap={overlap!r}: whole numbers, at "
-                "least 1 row, and less overlap than length and burn-in together: "
-                "Sequences(80, burn_in=40, overlap=40)"
-            )
-        self.length, self.burn_in, self.overlap = length, burn_in, overlap
+        right = "Sequences(80, burn_in=40, overlap=40)"
+        self.length = check_whole("length", length, right, least=1, most=_MOST)
+        self.burn_in = check_whole("burn_in", burn_in, right, most=_MOST)
+        most, why = self.length + self.burn_in - 1, "less than length and burn_in together"
+        self.overlap = check_whole("overlap", overlap, right, most=most, why=why)
         if base is not None and not isinstance(base, Prioritized):
             raise ConfigError(
                 f"base={type(base).__name__}(...) knows no beginnings: "
                 f"Sequences({length}, base=Prioritized()), or leave base= out"
             )
         self.base = base
-        self._total = length + burn_in
-        self._period = self._total - overlap
+        self._total = self.length + self.burn_in
+        self._period = self._total - self.overlap
         self._entries = np.empty(0, np.int64)
         self._initial: dict[str, Column] = {}  # state at the start of an episode, once known
 
