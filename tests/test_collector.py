@@ -594,7 +594,7 @@ def test_wrong_calls_leave_a_collector_as_it_is(client: Client) -> None:
                 collector.collect(rows)  # type: ignore[arg-type]
         with pytest.raises(errors.ConfigError, match=r"shards must be .*: collector\.scale\(4\)"):
             collector.scale(10**9)
-        with pytest.raises(errors.ConfigError, match="timeout='soon' is no time: 10, or '10s'"):
+        with pytest.raises(errors.ConfigError, match="timeout='soon' is no time: 10, '10s'"):
             collector.close(timeout="soon")  # type: ignore[arg-type]
         assert len(collector.rollout()) == 2
 

@@ -394,7 +394,7 @@ def test_wrong_number_of_attribute_values(envs: clusterenv.ClusterEnv) -> None:
 
 def test_a_wrong_timeout_closes_nothing(envs: clusterenv.ClusterEnv) -> None:
     envs.reset(seed=1)
-    with pytest.raises(errors.ConfigError, match="timeout='soon' is no time: 10, or '10s'"):
+    with pytest.raises(errors.ConfigError, match="timeout='soon' is no time: 10, '10s'"):
         envs.close(timeout="soon")
     envs.step([2] * 4)
 

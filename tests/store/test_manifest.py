@@ -148,7 +148,7 @@ def test_an_envelope_with_a_wrong_value_is_named(directory: Path, key: str, valu
         (("store", "position", "first"), 97, r"store\.position\.first is 97, .* from 0 to 96"),
         (("store", "position", "oldest"), 97, r"store\.position\.oldest is 97"),
         (("store", "capacity"), 2**62 + 1, r"store\.capacity is 46116860184"),
-        (("store", "sampler", "settings", "n"), 0, r"sampler is NStep.*n=0"),
+        (("store", "sampler", "settings", "n"), 0, r"sampler is NStep.*got 0"),
         (("store", "sampler", "settings", "steps"), 3, r"sampler is NStep.* 'steps'"),
         (("store", "random", "state", "inc"), 2**128, r"store\.random is .* not the state of"),
         (("stack", "size"), 1, r"stack\.size is 1, not"),
