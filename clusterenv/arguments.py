@@ -10,6 +10,7 @@ import cloudpickle
 import numpy as np
 import numpy.typing as npt
 
+from clusterenv.env_loop import TEXT
 from clusterenv.errors import ActionError, ConfigError, ResetNeeded
 from clusterenv.numeric import is_whole
 from clusterenv.policies.base import Policy
@@ -130,7 +131,14 @@ def env_indices(given: Sequence[int] | npt.NDArray[Any] | None, n: int) -> npt.N
 
 
 def check_collector(
-    policy: Any, horizon: Any, credit: Any, rule: Any, seed: Any, switch: Any, version: Any
+    policy: Any,
+    horizon: Any,
+    credit: Any,
+    rule: Any,
+    seed: Any,
+    switch: Any,
+    version: Any,
+    text: Any,
 ) -> None:
     """Raise ``ConfigError`` unless a collector can be made of these."""
     if not isinstance(policy, Policy):
@@ -155,6 +163,11 @@ def check_collector(
         raise ConfigError(
             f"switch={switch!r} is unknown; a shard changes its policy between fragments, "
             "switch='fragment', or between steps, switch='step'"
+        )
+    if text not in TEXT:
+        raise ConfigError(
+            f"text={text!r} is unknown; text in observations becomes a column of strings, "
+            "text='keep', is left out, text='drop', or is an error, text='refuse'"
         )
 
 

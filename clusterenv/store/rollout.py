@@ -154,9 +154,15 @@ class RolloutStore:
         StaleBatch
             If the batch lags more than ``max_lag`` versions and ``stale="refuse"``.
         ConfigError
-            If its horizon or columns differ from those of the batches held, or its
-            version is newer than ``newest_version``.
+            If its horizon or columns differ from those of the batches held, a column is text, or
+            its version is newer than ``newest_version``.
         """
+        for name in batch.names:
+            if batch.flat(name).dtype == object:
+                raise ConfigError(
+                    f"column {name!r} is text, and a rollout is tensors; collect without it: "
+                    "Collector(…, text='drop')"
+                )
         lag = newest_version - batch.policy_version
         if lag < 0:
             raise ConfigError(
