@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from clusterenv.batch import Batch
+from clusterenv.batch import Batch, Rollout
 from clusterenv.errors import ConfigError, EmptyStore, StaleBatch
 from clusterenv.lending import Lender
 from clusterenv.numeric import is_whole
@@ -18,36 +18,6 @@ from clusterenv.numeric import is_whole
 __all__ = ["Rollout", "RolloutStats", "RolloutStore"]
 
 Array = npt.NDArray[Any]
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """Fragments of one horizon, side by side along the environment axis.
-
-    Parameters
-    ----------
-    columns
-        One tensor per column of the batches, each ``[time, env, …]``.
-    tail_rows
-        Flat rows (``t * num_envs + e``) whose next observation is not the one a time
-        row below: every row that ended an episode and every row of the last time step.
-    tail
-        The true next observations of these rows, one tensor per observation column.
-    state
-        The recurrent state at the first time step, each ``[env, …]``; empty if the
-        policy has none.
-    """
-
-    columns: dict[str, torch.Tensor]
-    tail_rows: torch.Tensor
-    tail: dict[str, torch.Tensor]
-    state: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        try:
-            return self.columns[name]
-        except KeyError:
-            raise KeyError(f"no column {name!r}; there are {sorted(self.columns)}") from None
 
 
 @dataclass(frozen=True)
