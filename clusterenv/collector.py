@@ -9,7 +9,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 from dask.utils import parse_bytes
@@ -78,6 +78,10 @@ class Collector:
         Between what a shard changes its policy and scalars: ``"fragment"``, or ``"step"``
         to act with new weights from the next step on. ``rollout()`` always changes them
         between fragments.
+    text
+        What becomes of text in observations (``Text`` spaces): ``"keep"`` makes it a column of
+        strings, ``"drop"`` leaves it out, ``"refuse"`` raises. The policy, which gets tensors,
+        acts on the rest of the observation.
     version
         Number of the first version, at most 2**30; a run that goes on goes on counting.
     **env_kwargs
@@ -120,6 +124,7 @@ class Collector:
         restarts: Restarts | None = None,
         env_faults: EnvFaults | None = None,
         switch: str = "fragment",
+        text: Literal["refuse", "drop", "keep"] = "refuse",
         version: int = 0,
         wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] = (),
         **env_kwargs: Any,
@@ -129,11 +134,11 @@ class Collector:
         restarts = Restarts() if restarts is None else restarts
         env_faults = EnvFaults() if env_faults is None else env_faults
         check_counts(num_envs, shards)
-        check_collector(policy, horizon, credits, rule, seed, switch, version)
+        check_collector(policy, horizon, credits, rule, seed, switch, version, text)
         check_survival(restarts, env_faults, shards, max_shards)
         recipe = make_recipe(env, num_envs, engine, None, wrappers, env_kwargs)
         relays = _relays(policy)
-        spec = StreamSpec(policy, rule, horizon, seed, version, switch, env_faults, relays)
+        spec = StreamSpec(policy, rule, horizon, seed, version, switch, env_faults, relays, text)
         stream = pickled(spec)
         self._fleet, self._owned_client = open_fleet(recipe, num_envs, shards, cluster, stream)
         with contextlib.ExitStack() as undo:  # what follows may raise, and nobody would close it
@@ -165,7 +170,7 @@ class Collector:
         self.observation_space = about.observation_space
         self.action_space = about.action_space
         layout = Layout(about.observation_space)
-        self._obs_names = [leaf.name("obs") for leaf in layout.leaves]
+        self._obs_names = [leaf.name("obs") for leaf in layout.leaves if leaf.is_array]
         started = len(self._fleet.links)
         self._publishing = threading.Lock()
         self._publisher = Publisher(policy, rule, layout, started, version=version)

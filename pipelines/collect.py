@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -56,6 +56,7 @@ class Args:
     shards: int | None = None  # worker processes; one per core if not given
     cluster: str | None = None  # scheduler address, file or jobqueue name; else this machine
     engine: str = "auto"  # what steps the environments on the workers
+    text: Literal["refuse", "drop", "keep"] = "refuse"  # what becomes of text in observations
     seed: int = 1  # environment i gets seed + i
     commit_seconds: float = 30.0  # a kill costs no more than what was collected in this time
     dashboard: bool = False  # show each shard on Dask's dashboard, on port 8787 of this machine
@@ -132,6 +133,7 @@ def _collect(args: Args, policy: Policy, journal: Journal) -> Result:
                 cluster=args.cluster,
                 engine=args.engine,
                 sync=clusterenv.Never(),
+                text=args.text,
                 seed=args.seed + rows,  # a session that goes on begins new episodes
             ) as collector,
         ):

@@ -40,6 +40,8 @@ FORBIDDEN = {
         "clusterenv.stream",
     },
     "clusterenv/store": {"dask", "distributed", "clusterenv.fleet"},
+    "clusterenv/returns.py": {"dask", "distributed", "gymnasium", "numpy", "pyarrow", "clusterenv"},
+    "clusterenv/integrations": {"dask", "distributed", "clusterenv.fleet", "clusterenv.channel"},
     "clusterenv/cluster.py": {"clusterenv.envs", "clusterenv.vector", "gymnasium"},
     "clusterenv/jobqueue.py": {"clusterenv.envs", "clusterenv.cluster", "gymnasium"},
     "clusterenv/replacement.py": {"clusterenv.fleet", "clusterenv.cluster", "gymnasium"},

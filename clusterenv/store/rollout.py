@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from clusterenv.batch import Batch
+from clusterenv.batch import Batch, Rollout
 from clusterenv.checks import check_choice, check_instance, check_whole
 from clusterenv.errors import ConfigError, EmptyStore, StaleBatch
 from clusterenv.lending import Lender
@@ -18,36 +18,6 @@ from clusterenv.lending import Lender
 __all__ = ["Rollout", "RolloutStats", "RolloutStore"]
 
 Array = npt.NDArray[Any]
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """Fragments of one horizon, side by side along the environment axis.
-
-    Parameters
-    ----------
-    columns
-        One tensor per column of the batches, each ``[time, env, …]``.
-    tail_rows
-        Flat rows (``t * num_envs + e``) whose next observation is not the one a time
-        row below: every row that ended an episode and every row of the last time step.
-    tail
-        The true next observations of these rows, one tensor per observation column.
-    state
-        The recurrent state at the first time step, each ``[env, …]``; empty if the
-        policy has none.
-    """
-
-    columns: dict[str, torch.Tensor]
-    tail_rows: torch.Tensor
-    tail: dict[str, torch.Tensor]
-    state: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        try:
-            return self.columns[name]
-        except KeyError:
-            raise KeyError(f"no column {name!r}; there are {sorted(self.columns)}") from None
 
 
 @dataclass(frozen=True)
@@ -152,12 +122,18 @@ class RolloutStore:
         StaleBatch
             If the batch lags more than ``max_lag`` versions and ``stale="refuse"``.
         ConfigError
-            If its horizon or columns differ from those of the batches held, or its
-            version is newer than ``newest_version``.
+            If its horizon or columns differ from those of the batches held, a column is text, or
+            its version is newer than ``newest_version``.
         """
         check_instance("batch", batch, Batch, "store.add(batch, newest_version=version)")
         right = "store.add(batch, newest_version=collector.publish(policy))"
         newest_version = check_whole("newest_version", newest_version, right)
+        for name in batch.names:
+            if batch.flat(name).dtype == object:
+                raise ConfigError(
+                    f"column {name!r} is text, and a rollout is tensors; collect without it: "
+                    "Collector(…, text='drop')"
+                )
         lag = newest_version - batch.policy_version
         if lag < 0:
             raise ConfigError(

@@ -61,7 +61,7 @@ def from_segment(
     columns: dict[str, Column] = {}
     sparse: dict[str, tuple[Any, Column]] = {}
     for field, array in zip(segment.schema, segment.columns, strict=True):
-        if pa.types.is_list(field.type):
+        if pa.types.is_list(field.type) or field.name.startswith("next_obs"):
             sparse[field.name] = from_sparse(field, array)
         else:
             columns[field.name] = from_arrow(field, array)

@@ -76,7 +76,7 @@ class Publisher:
         self._scratch: Policy = loads(dumps(policy)).eval()
         self._rule = rule
         self._layout = observations
-        self._obs_names = [leaf.name("obs") for leaf in observations.leaves]
+        self._obs_names = [leaf.name("obs") for leaf in observations.leaves if leaf.is_array]
         self._manifest = manifest_of(policy)
         self.probe = Probe(probe_size(policy))
         self.version = version
@@ -124,7 +124,8 @@ class Publisher:
         Parameters
         ----------
         obs, envs, mask
-            What a policy acted on: observations, global env indices, allowed actions.
+            What a policy acted on: observations that are arrays, global env indices, allowed
+            actions.
         state
             A recurrent policy's state there; where it is not known, versions are compared at the
             initial state.
@@ -235,7 +236,7 @@ class Publisher:
     def _take_probe(self, rows: Mapping[str, Column], scalars: Mapping[str, float]) -> None:
         """Compare versions on these rows from now on."""
         seen = {name: torch.from_numpy(column) for name, column in rows.items()}
-        self._observations = self._layout.nest([seen[name] for name in self._obs_names])
+        self._observations = self._layout.nest_arrays([seen[name] for name in self._obs_names])
         allowed = seen.get("action_mask")
         if allowed is None and isinstance(self._observations, dict):
             allowed = self._observations.get("action_mask")

@@ -73,6 +73,15 @@ def test_tail_rows_point_at_the_same_rows_after_joining() -> None:
     assert torch.equal(obs[rollout.tail_rows] + 0.5, rollout.tail["obs"])
 
 
+def test_next_observations_of_a_rollout_are_those_of_its_batches() -> None:
+    store = RolloutStore()
+    batches = [fragment(num_envs=2, ended=[3]), fragment(first_env=2, num_envs=3, shard=1)]
+    for batch in batches:
+        store.add(batch, 0)
+    expected = np.concatenate([batch.next_obs()["obs"] for batch in batches], 1)
+    assert np.array_equal(store.take().next_obs()["obs"].numpy(), expected)
+
+
 def test_state_is_joined_along_the_environments() -> None:
     store = RolloutStore()
     for shard, value in [(1, 5.0), (0, 4.0)]:
