@@ -27,8 +27,7 @@ from clusterenv.errors import ConfigError, SchemaMismatch
 from clusterenv.fragment import Fragment
 from clusterenv.policies import Context, Decision, Policy
 from clusterenv.store import Journal, ReplayStore, RolloutStore
-from clusterenv.store.manifest import read_manifest
-from clusterenv.store.reading import read_batches
+from clusterenv.store.snapshot import open_snapshot
 from pipelines import collect
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -147,7 +146,7 @@ def test_kept_text_is_that_of_the_environments_to_the_disk_and_back(
         for row, mission in enumerate(batch.flat("obs.mission")):
             record = next(written)
             assert (record["obs.mission"], record["next_obs.mission"]) == (mission, tails.get(row))
-    for batch, read in zip(batches, read_batches(tmp_path, read_manifest(tmp_path)), strict=True):
+    for batch, read in zip(batches, open_snapshot(tmp_path).batches(), strict=True):
         assert rows_of(read) == rows_of(batch)
         assert_same(read.flat("obs.mission"), batch.flat("obs.mission"))
         order = np.argsort(batch.tail_rows)
