@@ -43,6 +43,7 @@ FORBIDDEN = {
     "clusterenv/returns.py": {"dask", "distributed", "gymnasium", "numpy", "pyarrow", "clusterenv"},
     "clusterenv/integrations": {"dask", "distributed", "clusterenv.fleet", "clusterenv.channel"},
     "clusterenv/cluster.py": {"clusterenv.envs", "clusterenv.vector", "gymnasium"},
+    "clusterenv/local_cluster.py": {"clusterenv.envs", "clusterenv.cluster", "gymnasium"},
     "clusterenv/jobqueue.py": {"clusterenv.envs", "clusterenv.cluster", "gymnasium"},
     "clusterenv/replacement.py": {"clusterenv.fleet", "clusterenv.cluster", "gymnasium"},
     "clusterenv/diagnosis.py": {"dask", "distributed", "psutil"},
