@@ -109,7 +109,7 @@ class ClusterEnv:
         columns["step"] = step
         columns["version"] = np.zeros(BLOCK, np.int32)
         last = np.arange(BLOCK - ENVS, BLOCK)
-        origin = {"shard": 0, "incarnation": 0, "policy_version": 0}
+        origin = {"run": 0, "shard": 0, "incarnation": 0, "policy_version": 0}
         tail = {"obs": block["next_obs"][last]}
         return Batch(columns, ENVS, tail_rows=last, tail=tail, state={}, **origin)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from clusterenv import config as _config  # loads the defaults into Dask's configuration
-from clusterenv import errors, policies
-from clusterenv.batch import Batch
+from clusterenv import errors, policies, returns
+from clusterenv.batch import Batch, Rollout
 from clusterenv.cluster import connect
 from clusterenv.collector import Collector
 from clusterenv.stats import Stats
@@ -24,6 +24,7 @@ __all__ = [
     "Never",
     "ReplayStore",
     "Restarts",
+    "Rollout",
     "RolloutStore",
     "Stats",
     "__version__",
@@ -32,6 +33,7 @@ __all__ = [
     "make_vec",
     "open_dataset",
     "policies",
+    "returns",
     "to_minari",
 ]
 __version__ = "0.1.0"

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clusterenv.checks import check_choice, check_whole, items_of, shown
+from clusterenv.env_loop import TEXT
 from clusterenv.errors import ActionError, ConfigError, ResetNeeded
 from clusterenv.policies.base import Policy
 from clusterenv.stream import SWITCHES
@@ -150,7 +151,14 @@ def env_indices(given: Sequence[int] | npt.NDArray[Any] | None, n: int) -> npt.N
 
 
 def check_collector(
-    policy: Any, horizon: Any, credit: Any, rule: Any, seed: Any, switch: Any, version: Any
+    policy: Any,
+    horizon: Any,
+    credit: Any,
+    rule: Any,
+    seed: Any,
+    switch: Any,
+    version: Any,
+    text: Any,
 ) -> None:
     """Raise ``ConfigError`` unless a collector can be made of these."""
     if not isinstance(policy, Policy):
@@ -169,6 +177,8 @@ def check_collector(
     check_whole("version", version, "version=0", most=_MOST_VERSION, why=why)
     right = "switch='fragment' changes the policy between fragments, switch='step' between steps"
     check_choice("switch", switch, SWITCHES, right)
+    right = "text='keep' makes it a column of strings, text='drop' leaves it out"
+    check_choice("text", text, TEXT, right)
 
 
 def check_rule(rule: Any, policy: Policy) -> None:

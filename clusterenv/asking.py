@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from clusterenv.channel import Array, Header, dumps, dumps_by_value
+from clusterenv.channel import Array, dumps, dumps_by_value
 from clusterenv.exchange import Exchange, Reader
 from clusterenv.fleet import Fleet, Link
 from clusterenv.frames import Frame
@@ -86,9 +86,10 @@ class Asking:
         blob = group.blob
         if objects or dtypes != self._act.dtypes:
             blob = dumps(tuple(StepRequest(group.rows, dtypes, objects)))
-        reader = self._reader(result, group.span if result else slice(None), group.ids)
         if result and group.rows is not None:
             reader = self._reader_of(result, group.ids)
+        else:
+            reader = self._reader(result, group.span if result else slice(None), group.ids)
         self._exchange.send(
             group.shard, Frame.STEP, reader, self._instead(group, result), blob, arrays
         )
@@ -116,11 +117,12 @@ class Asking:
     def call(self, method: str, arguments: Callable[[Link], tuple[Any, ...]]) -> None:
         """Call a method of all engines; an answer is a shard's index and what was returned."""
 
-        def read(link: Link, _header: Header, values: Any) -> tuple[int, list[Any]]:
+        def value(link: Link, values: Any) -> tuple[int, list[Any]]:
             return link.index, values or []
 
         def send(shard: int) -> None:
-            self._exchange.send(shard, Frame.CALL, read, partial(send, shard), blobs[shard])
+            reader = Reader((), value)
+            self._exchange.send(shard, Frame.CALL, reader, partial(send, shard), blobs[shard])
 
         # All are made before one is sent: arguments that cannot be pickled do no harm.
         requests = [CallRequest(method, arguments(link)) for link in self._fleet.links]
@@ -144,9 +146,10 @@ class Asking:
         if len(rows) < link.share.count:
             mask = np.isin(np.arange(link.share.count), rows)
 
-        def read(link: Link, header: Header, blob: Any) -> Result:
-            whole = Result(self._obs, link.share.count)
-            self._receive(link, header, blob, whole, slice(None))
+        whole = Result(self._obs, link.share.count)
+
+        def value(link: Link, blob: Any) -> Result:
+            self._complete(link, blob, whole, slice(None))
             truncated, infos = self._recovery.settle(ids, link.index)
             self._recovery.saw(ids, [column[rows] for column in whole.slot.obs])
             whole.slot.truncated[rows] = truncated
@@ -158,35 +161,36 @@ class Asking:
                 target.report(link.index, infos, places)
             return target
 
+        reader = Reader(whole.slot.buffers(self._obs, slice(None)), value)
         again = partial(self._reset_due, group, which, result)
         blob = dumps(tuple(ResetRequest(seeds, None, mask)))
-        self._exchange.send(group.shard, Frame.RESET, read, again, blob)
+        self._exchange.send(group.shard, Frame.RESET, reader, again, blob)
 
     # Answers
 
     def _reader(self, result: Result | None, into: slice, ids: Rows) -> Reader:
-        """Return what reads an answer into ``result``, or into a result of its own."""
+        """Return what takes an answer into ``result``, or into a result of its own."""
+        target = result or Result(self._obs, len(ids), ids)
 
-        def read(link: Link, header: Header, blob: Any) -> Result:
-            target = result or Result(self._obs, len(ids), ids)
-            self._receive(link, header, blob, target, into)
+        def value(link: Link, blob: Any) -> Result:
+            self._complete(link, blob, target, into)
             self._recovery.saw(ids, [column[into] for column in target.slot.obs])
             return target
 
-        return read
+        return Reader(target.slot.buffers(self._obs, into), value)
 
     def _reader_of(self, result: Result, ids: Rows) -> Reader:
-        """Return what reads an answer about some environments of a shard into ``result``."""
+        """Return what takes an answer about some environments of a shard into ``result``."""
+        part = self._reader(None, slice(None), ids)
 
-        def read(link: Link, header: Header, blob: Any) -> Result:
-            part = self._reader(None, slice(None), ids)(link, header, blob)
-            result.take(part, np.arange(len(ids)), ids)
+        def value(link: Link, blob: Any) -> Result:
+            result.take(part.value(link, blob), np.arange(len(ids)), ids)
             return result
 
-        return read
+        return Reader(part.arrays, value)
 
-    def _receive(self, link: Link, header: Header, blob: Any, target: Result, into: slice) -> None:
-        link.channel.recv_body(header, target.slot.buffers(self._obs, into))
+    def _complete(self, link: Link, blob: Any, target: Result, into: slice) -> None:
+        """Add to a result what does not travel as arrays."""
         if blob is not None:
             infos, objects, chosen = blob
             for k, column in zip(self._obs.objects, objects, strict=True):

@@ -19,7 +19,7 @@ import ssl
 import struct
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -28,7 +28,16 @@ import cloudpickle
 from clusterenv.checks import shown
 from clusterenv.errors import ChannelClosed, ConfigError
 
-__all__ = ["Channel", "Header", "dumps", "dumps_by_value", "loads"]
+__all__ = [
+    "MESSAGE_LIMIT",
+    "Channel",
+    "Header",
+    "Place",
+    "Received",
+    "dumps",
+    "dumps_by_value",
+    "loads",
+]
 
 _HEADER = struct.Struct("<IIQ")
 _IOV_MAX = 512  # buffers per system call; Linux allows 1,024
@@ -37,6 +46,8 @@ _LOCAL_BUFFER = 1 << 22  # bytes under way between processes of one machine, if 
 _READ_BLOCK = 1 << 24  # bytes at a time, or a call would go on while the other end sends
 _MOMENT = 0.02  # seconds for what comes on one channel; then it is the others' turn
 _SEND_SECONDS = 30.0  # for a process of the same machine to read on; then it is stopped
+MESSAGE_LIMIT = 1 << 29
+"""Largest blob of a frame in bytes, if ``clusterenv.channel.message`` says nothing else."""
 # A peer whose machine vanished without a word is noticed within half a minute.
 # Keep-alive serves an idle connection, the user timeout one with bytes on the way (in ms).
 _KEEPALIVE = (
@@ -88,22 +99,42 @@ class Header(NamedTuple):
     body: int
 
 
+Place = Callable[[Header, Any], Sequence[Array]]
+"""Returns the contiguous arrays that a frame's body is received into, given header and blob.
+
+It raises if there should be no such frame.
+"""
+
+Received = tuple[Header, Any, Sequence[Array]]
+"""A frame: header, unpickled blob, and the arrays that hold its body."""
+
+
 class Channel:
     """One end of a connection; one thread may send while another receives.
 
     Whoever has one channel waits for it: ``send`` and ``recv_*``. A thread that serves many must
-    wait for none of them: ``post`` and ``flush``, ``frame`` and ``arrive``. Do not mix the two ways
-    in one direction.
+    wait for none of them: ``post``, ``flush`` and ``receive``. Do not mix the two ways in one
+    direction.
+
+    Parameters
+    ----------
+    sock
+        The connected socket.
+    limit
+        Largest blob in bytes. A larger one is refused where it is sent; one that is announced by
+        the other end breaks the connection before any memory is taken for it.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, limit: int = MESSAGE_LIMIT) -> None:
         self._sock = sock
+        self._limit = limit
         self._gather = not isinstance(sock, ssl.SSLSocket)  # TLS has no sendmsg
         # OpenSSL allows one thread at a time, so nobody may wait for the network in a call of it.
         self._tls = threading.Lock()
         self._shut_down = False
         self._posting = threading.Lock()
         self._kept: list[memoryview] = []  # what was posted and not taken yet
+        self._incoming: Generator[None, None, Received] | None = None  # a frame on its way
         if not self._gather:
             sock.setblocking(False)
         if sock.family == getattr(socket, "AF_UNIX", None):
@@ -121,6 +152,11 @@ class Channel:
         """Return the file descriptor, for selectors."""
         return self._sock.fileno()
 
+    @property
+    def encrypted(self) -> bool:
+        """Whether the connection speaks TLS."""
+        return isinstance(self._sock, ssl.SSLSocket)
+
     def has_buffered(self) -> bool:
         """Whether bytes were decrypted already, so that no selector would report them."""
         if not isinstance(self._sock, ssl.SSLSocket):
@@ -130,7 +166,7 @@ class Channel:
 
     def send(self, kind: int, blob: bytes = b"", body: Sequence[Array] = ()) -> None:
         """Send a frame; returns when the system has taken all of it."""
-        head, size = _head_of(kind, blob, body)
+        head, size = self._head_of(kind, blob, body)
         try:
             if not self._gather:
                 for part in _bytes_of((head, *body)):
@@ -152,26 +188,7 @@ class Channel:
         """Wait for the next frame."""
         raw = bytearray(_HEADER.size)
         self._fill((raw,), _HEADER.size)
-        return Header(*_HEADER.unpack(raw))
-
-    def try_header(self) -> Header | None:
-        """Return the next frame's header if it has come.
-
-        What a selector reports under TLS may be a message of the protocol and no frame.
-        """
-        if self._gather:
-            return self.recv_header()
-        raw = bytearray(_HEADER.size)
-        try:
-            done = self._alone(partial(self._sock.recv_into, raw), wait=False)
-        except OSError as error:
-            raise ChannelClosed(f"the connection broke while receiving: {error}") from error
-        if done is None:
-            return None
-        if not done:
-            raise ChannelClosed("the other end closed the connection")
-        self._fill((memoryview(raw)[done:],), _HEADER.size - done)
-        return Header(*_HEADER.unpack(raw))
+        return self._header(raw)
 
     def _alone(self, call: Callable[[], int], wait: bool = True) -> int | None:
         """Make a call of OpenSSL while no other thread does, and wait outside of it."""
@@ -210,12 +227,8 @@ class Channel:
 
     def recv_body(self, header: Header, arrays: Sequence[Array]) -> None:
         """Read the frame's body into ``arrays``, which must be contiguous."""
-        size = 0
-        for array in arrays:
-            size += array.nbytes
-        if size != header.body:
-            raise ChannelClosed(f"expected a body of {size} bytes, got one of {header.body}")
-        self._fill(arrays, size)
+        _check_body(header, arrays)
+        self._fill(arrays, header.body)
 
     def _fill(self, buffers: Sequence[bytearray | memoryview | Array], size: int) -> None:
         if not size:
@@ -244,14 +257,25 @@ class Channel:
     def post(self, kind: int, blob: bytes = b"", body: Sequence[Array] = ()) -> bool:
         """Send a frame as far as the system takes it now, and keep the rest for :meth:`flush`.
 
-        From any thread. Arrays must stay as they are until all is sent. Returns whether something
-        is kept.
+        From any thread. Arrays must stay as they are until all is sent; see :meth:`own_kept`.
+        Returns whether something is kept.
         """
-        head, _ = _head_of(kind, blob, body)
+        head, size = self._head_of(kind, blob, body)
         with self._posting:
-            self._kept += _bytes_of((head, *body))
+            if self._gather and not self._kept:
+                done = self._push_some((head, *body[:_IOV_MAX]))
+                if done == len(head) + size:
+                    return False
+                self._kept = _rest(_bytes_of((head, *body)), done)
+            else:
+                self._kept += _bytes_of((head, *body))
             self._push()
             return bool(self._kept)
+
+    def own_kept(self) -> None:
+        """Copy what is kept, so that the arrays it was posted from may change."""
+        with self._posting:
+            self._kept = [memoryview(bytes(part)) for part in self._kept]
 
     @property
     def is_behind(self) -> bool:
@@ -265,66 +289,131 @@ class Channel:
 
     def _push(self) -> int:
         taken = 0
+        while self._kept:
+            done = self._push_some(self._kept[:_IOV_MAX])
+            if not done:
+                break
+            taken += done
+            self._kept = _rest(self._kept, done)
+        return taken
+
+    def _push_some(self, parts: Sequence[bytes | memoryview | Array]) -> int:
+        """Send what the system takes now; return how many bytes that is."""
         try:
-            while self._kept:
-                if self._gather:
-                    try:
-                        done = self._sock.sendmsg(self._kept[:_IOV_MAX], (), socket.MSG_DONTWAIT)
-                    except BlockingIOError:
-                        break
-                else:
-                    block = self._kept[0][:_TLS_BLOCK]
-                    done = self._alone(partial(self._sock.send, block), wait=False) or 0
-                    if not done:
-                        break
-                taken += done
-                self._kept = _rest(self._kept, done)
+            if self._gather:
+                return self._sock.sendmsg(parts, (), socket.MSG_DONTWAIT)
+            block = memoryview(parts[0])[:_TLS_BLOCK]
+            return self._alone(partial(self._sock.send, block), wait=False) or 0
+        except BlockingIOError:
+            return 0
         except OSError as error:
             self._kept = []
             self._shut()
             raise ChannelClosed(f"the connection broke while sending: {error}") from error
-        return taken
 
-    def frame(self) -> Generator[None, None, tuple[Header, Any]]:
-        """Read header and blob of the next frame; yield whenever the rest has not come yet.
+    def receive(self, place: Place) -> Received | None:
+        """Read on; return the next frame if all of it has come."""
+        if self._incoming is None:
+            raw = bytearray(_HEADER.size)
+            got = self._receive((raw,))
+            if got is None:  # what a selector reports under TLS may be a message of the protocol
+                return None
+            if got == _HEADER.size:
+                header = self._header(raw)
+                if not header.blob and header.body <= _READ_BLOCK:  # as nearly always
+                    arrays = place(header, None)
+                    _check_body(header, arrays)
+                    got = self._receive(arrays[:_IOV_MAX]) or 0 if header.body else 0
+                    if got == header.body:
+                        return header, None, arrays
+                    self._incoming = self._body(header, None, arrays, got)
+            if self._incoming is None:
+                self._incoming = self._frame(raw, got, place)
+        try:
+            next(self._incoming)
+        except StopIteration as whole:
+            self._incoming = None
+            received: Received = whole.value
+            return received
+        return None
 
-        The body is left to :meth:`arrive`.
-        """
-        raw = bytearray(_HEADER.size)
-        yield from self._arrive((raw,), 0.0)
-        header = Header(*_HEADER.unpack(raw))
-        blob = bytearray(header.blob)
-        yield from self._arrive((blob,), _MOMENT)
-        return header, loads(blob) if blob else None
+    @property
+    def is_receiving(self) -> bool:
+        """Whether a part of a frame has come."""
+        return self._incoming is not None
 
-    def arrive(self, arrays: Sequence[Array]) -> Iterator[None]:
-        """Read a body into contiguous arrays; yield after a moment if more is to come."""
-        return self._arrive(arrays, _MOMENT)
+    def _frame(self, raw: bytearray, got: int, place: Place) -> Generator[None, None, Received]:
+        """Read a frame of whose header some bytes have come; yield when the rest has not."""
+        yield from self._arrive((raw,), got)
+        header = self._header(raw)
+        value: Any = None
+        if header.blob:
+            blob = bytearray(header.blob)
+            yield from self._arrive((blob,), 0)
+            value = loads(blob)
+        arrays = place(header, value)
+        _check_body(header, arrays)
+        return (yield from self._body(header, value, arrays, 0))
+
+    def _body(
+        self, header: Header, value: Any, arrays: Sequence[Array], got: int
+    ) -> Generator[None, None, Received]:
+        yield from self._arrive(arrays, got)
+        return header, value, arrays
 
     def _arrive(
-        self, buffers: Sequence[bytearray | Array], moment: float
+        self, buffers: Sequence[bytearray | Array], got: int
     ) -> Generator[None, None, None]:
-        parts = _bytes_of(buffers)
-        ends = time.monotonic() + moment
+        """Receive into contiguous buffers; yield after a moment if more is to come."""
+        parts = _rest(_bytes_of(buffers), got)
+        ends = time.monotonic() + _MOMENT
         while parts:
-            try:
-                if self._gather:
-                    large = parts[0].nbytes > _READ_BLOCK
-                    into = [parts[0][:_READ_BLOCK]] if large else parts[:_IOV_MAX]
-                    done: int | None = self._sock.recvmsg_into(into, 0, socket.MSG_DONTWAIT)[0]
-                else:
-                    done = self._alone(partial(self._sock.recv_into, parts[0]), wait=False)
-            except BlockingIOError:
-                done = None
-            except OSError as error:
-                raise ChannelClosed(f"the connection broke while receiving: {error}") from error
-            if done == 0:
-                raise ChannelClosed("the other end closed the connection")
-            parts = _rest(parts, done or 0)
+            large = self._gather and parts[0].nbytes > _READ_BLOCK
+            received = self._receive([parts[0][:_READ_BLOCK]] if large else parts[:_IOV_MAX])
+            parts = _rest(parts, received or 0)
             left = ends - time.monotonic()
-            if parts and (left <= 0 or (done is None and not self._poll(select.POLLIN, left))):
+            if parts and (left <= 0 or (received is None and not self._poll(select.POLLIN, left))):
                 yield
-                ends = time.monotonic() + moment
+                ends = time.monotonic() + _MOMENT
+
+    def _receive(self, buffers: Sequence[bytearray | memoryview | Array]) -> int | None:
+        """Receive what has come; ``None`` if nothing has."""
+        try:
+            if self._gather:
+                done: int | None = self._sock.recvmsg_into(buffers, 0, socket.MSG_DONTWAIT)[0]
+            else:
+                done = self._alone(partial(self._sock.recv_into, buffers[0]), wait=False)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise ChannelClosed(f"the connection broke while receiving: {error}") from error
+        if done == 0:
+            raise ChannelClosed("the other end closed the connection")
+        return done
+
+    # Headers
+
+    def _head_of(self, kind: int, blob: bytes, body: Sequence[Array]) -> tuple[bytes, int]:
+        """Return what goes before the body, and the body's size."""
+        if len(blob) > self._limit:
+            raise ConfigError(
+                f"a message of {len(blob):,} bytes is larger than clusterenv.channel.message "
+                f"allows, {self._limit:,} bytes. If infos, calls or rendered frames are that "
+                "large: dask.config.set({'clusterenv.channel.message': '2 GiB'})"
+            )
+        size = 0
+        for array in body:
+            size += array.nbytes
+        return _HEADER.pack(kind, len(blob), size) + blob, size
+
+    def _header(self, raw: bytearray) -> Header:
+        header = Header(*_HEADER.unpack(raw))
+        if header.blob > self._limit:
+            raise ChannelClosed(
+                f"the other end announced a message of {header.blob:,} bytes; "
+                f"{self._limit:,} are allowed (clusterenv.channel.message)"
+            )
+        return header
 
     def close(self) -> None:
         """Close the connection; a thread that waits on it is woken."""
@@ -341,12 +430,12 @@ class Channel:
             pass
 
 
-def _head_of(kind: int, blob: bytes, body: Sequence[Array]) -> tuple[bytes, int]:
-    """Return what goes before the body, and the body's size."""
+def _check_body(header: Header, arrays: Sequence[Array]) -> None:
     size = 0
-    for array in body:
+    for array in arrays:
         size += array.nbytes
-    return _HEADER.pack(kind, len(blob), size) + blob, size
+    if size != header.body:
+        raise ChannelClosed(f"expected a body of {size} bytes, got one of {header.body}")
 
 
 def _bytes_of(buffers: Sequence[bytes | bytearray | memoryview | Array]) -> list[memoryview]:

@@ -9,7 +9,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 from dask.utils import parse_bytes
@@ -78,10 +78,21 @@ class Collector:
         Between what a shard changes its policy and scalars: ``"fragment"``, or ``"step"``
         to act with new weights from the next step on. ``rollout()`` always changes them
         between fragments.
+    text
+        What becomes of text in observations (``Text`` spaces): ``"keep"`` makes it a column of
+        strings, ``"drop"`` leaves it out, ``"refuse"`` raises. The policy, which gets tensors,
+        acts on the rest of the observation.
     version
         Number of the first version, at most 2**30; a run that goes on goes on counting.
     **env_kwargs
         Passed to the environment.
+
+    Attributes
+    ----------
+    run
+        Number of this collector, an int64 that no other has; every batch and every row on disk
+        says it. Later collectors have larger numbers: the upper 42 bits are the milliseconds
+        since 1970 at which it began, the lower 21 are random.
 
     Examples
     --------
@@ -113,6 +124,7 @@ class Collector:
         restarts: Restarts | None = None,
         env_faults: EnvFaults | None = None,
         switch: str = "fragment",
+        text: Literal["refuse", "drop", "keep"] = "refuse",
         version: int = 0,
         wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] = (),
         **env_kwargs: Any,
@@ -122,18 +134,20 @@ class Collector:
         restarts = Restarts() if restarts is None else restarts
         env_faults = EnvFaults() if env_faults is None else env_faults
         check_counts(num_envs, shards)
-        check_collector(policy, horizon, credits, rule, seed, switch, version)
+        check_collector(policy, horizon, credits, rule, seed, switch, version, text)
         check_survival(restarts, env_faults, shards, max_shards)
         recipe = make_recipe(env, num_envs, engine, None, wrappers, env_kwargs)
         relays = _relays(policy)
-        spec = StreamSpec(policy, rule, horizon, seed, version, switch, env_faults, relays)
+        spec = StreamSpec(policy, rule, horizon, seed, version, switch, env_faults, relays, text)
         stream = pickled(spec)
         self._fleet, self._owned_client = open_fleet(recipe, num_envs, shards, cluster, stream)
         with contextlib.ExitStack() as undo:  # what follows may raise, and nobody would close it
             if self._owned_client is not None:
                 undo.callback(self._owned_client.close)
             undo.callback(self._fleet.close, config.seconds("timeout.close"))
-            self._begin(policy, rule, version, _title(env), credits, restarts, max_shards, relays)
+            self._begin(
+                policy, rule, version, _title(env), horizon, credits, restarts, max_shards, relays
+            )
             undo.pop_all()
         _open.add(self)
         self._telemetry.begin()  # now that somebody listens to the shards
@@ -144,18 +158,21 @@ class Collector:
         rule: SyncRule,
         version: int,
         title: str,
+        horizon: int,
         credits: int,  # noqa: A002
         restarts: Restarts,
         max_shards: int | None,
         relays: bool,
     ) -> None:
         """Make all that the head needs besides the shards."""
+        self.run = self._fleet.run
         about = self._fleet.description
         self.observation_space = about.observation_space
         self.action_space = about.action_space
         layout = Layout(about.observation_space)
-        self._obs_names = [leaf.name("obs") for leaf in layout.leaves]
+        self._obs_names = [leaf.name("obs") for leaf in layout.leaves if leaf.is_array]
         started = len(self._fleet.links)
+        self._publishing = threading.Lock()
         self._publisher = Publisher(policy, rule, layout, started, version=version)
         self._tally = Tally(started, version)
         self._telemetry = self._fleet.telemetry(title)
@@ -166,6 +183,7 @@ class Collector:
             self._publisher,
             self._tally,
             self._telemetry,
+            horizon=horizon,
             credits=credits,
             restarts=restarts,
             max_shards=max_shards or started,
@@ -254,11 +272,14 @@ class Collector:
                     f"publish({name}={shown(value)}): scalars are finite numbers, "
                     f"publish(policy, {name}=0.1)"
                 )
-        with self._intake.roster:
-            with self._tally.lock:
-                numbers = {name: float(value) for name, value in scalars.items()}
-                announcement = self._publisher.publish(policy, numbers)
-            self._intake.announce(dumps(tuple(announcement)))
+        numbers = {name: float(value) for name, value in scalars.items()}
+        with self._publishing:
+            # Evaluated outside the locks that receiving needs.
+            version = self._publisher.prepare(policy, numbers, self._tally.lock)
+            with self._intake.roster:
+                with self._tally.lock:
+                    announcement = self._publisher.commit(version)
+                self._intake.announce(dumps(tuple(announcement)))
         return announcement.version
 
     def scale(self, shards: int) -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import dask.config
 import yaml
-from dask.utils import parse_timedelta
+from dask.utils import parse_bytes, parse_timedelta
 
 from clusterenv.checks import shown
 from clusterenv.errors import ConfigError
 
-__all__ = ["get", "seconds"]
+__all__ = ["check", "get", "nbytes", "seconds"]
 
 _FILE = Path(__file__).with_name("clusterenv.yaml")
 
@@ -34,11 +35,35 @@ def seconds(key: str, override: float | str | None = None) -> float:
         If it is no time, or one that the system cannot wait for.
     """
     given = get(key) if override is None else override
-    try:
-        found = float(parse_timedelta(given))
-    except Exception:  # whatever Dask's parser does not expect
-        found = -1.0
-    if 0 <= found < threading.TIMEOUT_MAX:
-        return found
     name = f"clusterenv.{key}" if override is None else "timeout"
-    raise ConfigError(f"{name}={shown(given)} is no time: 10, or '10s'")
+    return _parsed(name, given, parse_timedelta, threading.TIMEOUT_MAX, "no time: 10, '10s', '5m'")
+
+
+def nbytes(key: str) -> int:
+    """Return the setting ``clusterenv.<key>`` in bytes.
+
+    Raises
+    ------
+    ConfigError
+        If it is no size.
+    """
+    return int(_parsed(f"clusterenv.{key}", get(key), parse_bytes, 2**62, "no size: '64 KiB'"))
+
+
+def check() -> None:
+    """Raise ``ConfigError`` if a time or size among the settings cannot be read."""
+    for name in get("timeout"):
+        seconds(f"timeout.{name}")
+    seconds("watch")
+    for name in ("message", "extras"):
+        nbytes(f"channel.{name}")
+
+
+def _parsed(name: str, given: Any, parse: Callable[[Any], Any], most: float, fault: str) -> float:
+    try:
+        found = float(parse(given))
+    except Exception:  # whatever Dask's parsers do not expect
+        found = -1.0
+    if 0 <= found < most:
+        return found
+    raise ConfigError(f"{name}={shown(given)} is {fault}")

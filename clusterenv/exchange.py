@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import selectors
+import math
 import time
 import weakref
 from collections import deque
@@ -11,25 +11,35 @@ from typing import Any, NamedTuple
 
 from clusterenv import config
 from clusterenv.channel import Array, Header
-from clusterenv.errors import ChannelClosed, WorkerLost
+from clusterenv.errors import ChannelClosed, ClusterEnvError, WorkerLost
 from clusterenv.fleet import Fleet, Link, env_error
 from clusterenv.frames import Frame
+from clusterenv.multiplexer import Message, Multiplexer
 
 __all__ = ["Answer", "Exchange", "Reader", "Recover"]
 
-# Unanswered requests up to this size fit into the sockets' buffers whatever the shard
-# does; beyond it, answers are read first, or both sides could wait for the other to read.
-_UNANSWERED_BYTES = 65_536
 _WATCH_SECONDS = 0.5
+_READING_SECONDS = 0.05
+# Members of an enum are looked up slowly.
+_STEP, _ACT, _RESULT, _VALUE, _FAILED = (
+    int(kind) for kind in (Frame.STEP, Frame.ACT, Frame.RESULT, Frame.VALUE, Frame.FAILED)
+)
 
-Reader = Callable[[Link, Header, Any], Any]
-"""Reads the body of an answer, given its header and blob, and returns the value."""
+
+class Reader(NamedTuple):
+    """What becomes of an answer."""
+
+    arrays: Sequence[Array]
+    """The body is received into these."""
+    value: Callable[[Link, Any], Any]
+    """Returns the answer's value, given the blob, once the body has come."""
+
 
 Recover = Callable[[Link, WorkerLost, bool], Link]
 """Places a lost shard again, ending its process first if told to; raises if it must not."""
 
 Fail = Callable[[BaseException], None]
-"""Stops everything before an error, or Ctrl-C, goes on to whoever asked."""
+"""Stops everything before an error, or Ctrl-C, reaches the caller."""
 
 
 class Answer(NamedTuple):
@@ -40,10 +50,11 @@ class Answer(NamedTuple):
 
 
 class _Request(NamedTuple):
-    size: int
     reader: Reader
     again: Callable[[], None]
-    overdue: float
+    sent: float
+    limit: float
+    """Seconds until it must be answered."""
 
 
 class Exchange:
@@ -56,20 +67,22 @@ class Exchange:
     recover
         Called with a shard that is lost; its unanswered requests are then made again.
     fail
-        Called when a request cannot be sent or no answer be received; a method of whoever owns
-        the exchange, and held weakly.
+        Called when a request cannot be sent or no answer be received; a method of the exchange's
+        owner, and held weakly.
     """
 
     def __init__(self, fleet: Fleet, recover: Recover, fail: Fail) -> None:
         self._fleet = fleet
         self._recover = recover
         self._fail = weakref.WeakMethod(fail)
-        self._selector = selectors.DefaultSelector()
+        self._multiplexer = Multiplexer(self._place)
         self._ready: deque[Answer] = deque()
         self._unanswered: dict[int, deque[_Request]] = {}
-        self._patience = config.seconds("timeout.step")
+        self._step_limit = config.seconds("timeout.step")
+        self._call_limit = config.seconds("timeout.call")
+        self._looked = time.monotonic()
         for link in fleet.links:
-            self._selector.register(link.channel, selectors.EVENT_READ, link)
+            self._multiplexer.add(link)
             self._unanswered[link.index] = deque()
 
     @property
@@ -86,94 +99,111 @@ class Exchange:
         blob: bytes = b"",
         body: Sequence[Array] = (),
     ) -> None:
-        """Send a request.
+        """Send a request; it waits for the shard to read on only as long as the shard does.
 
         Parameters
         ----------
         shard
             To whom.
         reader
-            Reads the answer.
+            Takes the answer.
         again
             Asks for what is to be had instead if the shard is lost before it answers.
         """
-        try:
-            self._send(shard, kind, reader, again, blob, body)
-        except BaseException as error:
-            self._failed(error)
-            raise
-
-    def recv(self) -> Answer:
-        """Return the next answer of any shard."""
-        try:
-            while not self._ready:
-                for link in self._readable():
-                    self._read(link)
-                if not self._ready:
-                    self._watch()
-        except BaseException as error:
-            self._failed(error)
-            raise
-        return self._ready.popleft()
-
-    def _send(
-        self,
-        shard: int,
-        kind: Frame,
-        reader: Reader,
-        again: Callable[[], None],
-        blob: bytes,
-        body: Sequence[Array],
-    ) -> None:
-        size = len(blob) + sum(array.nbytes for array in body)
-        unanswered = self._unanswered[shard]
-        while unanswered and sum(each.size for each in unanswered) + size > _UNANSWERED_BYTES:
-            for link in self._readable():
-                self._read(link)
+        limit = self._step_limit if kind in (_STEP, _ACT) else self._call_limit
         link = self._fleet.links[shard]
         try:
-            link.channel.send(kind, blob, body)
-        except ChannelClosed as error:
-            self._lose(link, self._fleet.lost(link), error)
-            again()
-            return
-        # Resets and calls take as long as they take; a step that does not end is a fault.
-        limit = self._patience if kind in (Frame.STEP, Frame.ACT) else float("inf")
-        unanswered.append(_Request(size, reader, again, time.monotonic() + limit))
+            # The caller may use its actions again; nobody writes into weights.
+            if self._multiplexer.send(link, kind, blob, body, copy=kind == _STEP):
+                self._go_on_sending(link)
+        except BaseException as error:
+            self._failed(error)
+            raise
+        self._unanswered[shard].append(_Request(reader, again, time.monotonic(), limit))
 
-    def _readable(self) -> list[Link]:
-        buffered = [link for link in self._fleet.links if link.channel.has_buffered()]
-        return buffered or [key.data for key, _ in self._selector.select(_WATCH_SECONDS)]
+    def recv(self, timeout: float | None = None) -> Answer:
+        """Return the next answer of any shard.
 
-    def _read(self, link: Link) -> None:
-        try:
-            header = link.channel.try_header()
-            if header is None:
-                return
-            blob = link.channel.recv_blob(header)
-            reader = self._unanswered[link.index][0].reader
-            failed = header.kind == Frame.FAILED
-            value = env_error(link, blob) if failed else reader(link, header, blob)
-        except ChannelClosed as error:
-            self._lose(link, self._fleet.lost(link), error)
-            return
-        self._unanswered[link.index].popleft()
+        Raises
+        ------
+        TimeoutError
+            If none came within ``timeout`` seconds; it may still come, for a later call.
+        """
+        if not self._ready:
+            try:
+                self._listen(math.inf if timeout is None else timeout)
+            except BaseException as error:
+                self._failed(error)
+                raise
+            if not self._ready:
+                raise TimeoutError(f"no answer came within {timeout:g} s")
+        return self._ready.popleft()
+
+    def _listen(self, timeout: float) -> None:
+        """Receive until there is an answer, or the time is over."""
+        now = time.monotonic()
+        ends = now + timeout
+        while not self._ready:
+            began, pause = now, max(0.0, min(_WATCH_SECONDS, ends - now))
+            for link, message in self._multiplexer.listen(pause):
+                self._take(link, message)
+            now = time.monotonic()
+            if now - began > pause + self._step_limit / 2:  # this process was held up, or suspended
+                for link in self._fleet.links:
+                    link.pulse.heard(now)
+            if now - self._looked >= _WATCH_SECONDS:
+                self._watch(now)
+            if now >= ends:
+                break
+
+    def _go_on_sending(self, link: Link) -> None:
+        """Send more of what is kept for a shard, until it has not read for a moment."""
+        began = time.monotonic()
+        while (
+            link.channel.is_behind
+            and time.monotonic() - max(began, link.pulse.heard_at) < _READING_SECONDS
+        ):
+            for speaker, message in self._multiplexer.listen(_READING_SECONDS):
+                self._take(speaker, message)
+
+    def _take(self, link: Link, message: Message | ClusterEnvError) -> None:
+        if isinstance(message, Message):
+            self._answer(link, message)
+        elif isinstance(message, ChannelClosed):
+            self._lose(link, self._fleet.lost(link), message)
+        else:
+            raise message
+
+    def _place(self, link: Link, header: Header, _blob: Any) -> Sequence[Array]:
+        """Return where the body of an answer goes."""
+        unanswered = self._unanswered[link.index]
+        if not unanswered or header.kind not in (_RESULT, _VALUE, _FAILED):
+            raise ChannelClosed(f"{link} sent a frame of kind {header.kind} that nothing asked for")
+        return () if header.kind == _FAILED else unanswered[0].reader.arrays
+
+    def _answer(self, link: Link, message: Message) -> None:
+        request = self._unanswered[link.index].popleft()
+        if message.kind == _FAILED:
+            value: Any = env_error(link, message.blob)
+        else:
+            value = request.reader.value(link, message.blob)
         self._ready.append(Answer(link, value))
 
-    def _watch(self) -> None:
+    def _watch(self, now: float) -> None:
         """Look for shards that Dask knows to be lost, and for answers that do not come."""
+        self._looked = now
         for link in self._fleet.gone():
             self._lose(link, self._fleet.lost(link))
-        now = time.monotonic()
-        for link in self._fleet.links:
+        for link in list(self._fleet.links):
             unanswered = self._unanswered[link.index]
-            if unanswered and now > unanswered[0].overdue:
-                error = WorkerLost(
-                    f"{link} has not finished a step for {self._patience:g} s: an environment "
-                    "hangs, or its process is stopped or cannot be reached. If a step may take "
-                    "longer: dask.config.set({'clusterenv.timeout.step': '10 min'})"
-                )
-                self._lose(link, error, end_process=True)
+            if not unanswered:
+                continue
+            limit = unanswered[0].limit
+            if link.channel.is_receiving:
+                limit = min(limit, self._step_limit)
+            quiet_since = max(unanswered[0].sent, link.pulse.heard_at)
+            if now - quiet_since > limit:
+                self._lose(link, _overdue(link, limit), end_process=True)
 
     def _lose(
         self,
@@ -184,11 +214,11 @@ class Exchange:
     ) -> None:
         """Have a shard placed again, and ask it for what its predecessor did not answer."""
         error.__cause__ = cause
-        self._selector.unregister(link.channel)
+        self._multiplexer.remove(link)
         requests = list(self._unanswered[link.index])
         self._unanswered[link.index].clear()
         back = self._recover(link, error, end_process)
-        self._selector.register(back.channel, selectors.EVENT_READ, back)
+        self._multiplexer.add(back)
         for request in requests:
             request.again()
 
@@ -198,5 +228,14 @@ class Exchange:
             fail(error)
 
     def close(self) -> None:
-        """Forget the channels; the fleet closes them."""
-        self._selector.close()
+        """Stop listening; the fleet closes the connections."""
+        self._multiplexer.close()
+
+
+def _overdue(link: Link, limit: float) -> WorkerLost:
+    return WorkerLost(
+        f"{link} has not answered for {limit:g} s: an environment hangs, or its process is stopped "
+        "or cannot be reached. If a step may take longer: "
+        "dask.config.set({'clusterenv.timeout.step': '10 m'}); for resets and calls it is "
+        "'clusterenv.timeout.call'"
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +28,7 @@ from clusterenv.errors import (
 from clusterenv.frames import Failure
 from clusterenv.keep import keep_shards
 from clusterenv.rendezvous import Endpoint, reach
+from clusterenv.run_id import new_run_id
 from clusterenv.shard import Opened, Shard, ShardSpec
 from clusterenv.supervision import Pulse, about_to_leave, choose_worker
 from clusterenv.telemetry import Telemetry
@@ -131,7 +131,9 @@ class Fleet:
     ) -> None:
         self._client = client
         self._recipe, self._stream = recipe, stream
-        self._name = uuid.uuid4().hex
+        self.run = new_run_id()
+        """Tells these shards from those of all other fleets, also in rows on disk."""
+        self._name = str(self.run)
         self.links: list[Link] = []
         self._ends: dict[str, float] = {}  # of workers with a lifetime, by the monotonic clock
         keep_shards(client)
@@ -165,6 +167,7 @@ class Fleet:
             ports=tuple(ports) if ports else None,
             accept_timeout=config.seconds("timeout.connect"),
             local=config.get("channel.local"),
+            message_limit=config.nbytes("channel.message"),
             incarnation=incarnation,
             fleet=self._name,
         )
@@ -338,7 +341,8 @@ class Fleet:
             context = self._client.security.get_connection_args("client")["ssl_context"]
         timeout = config.seconds("timeout.connect")
         try:
-            link.connected(reach(opened.endpoint, context, timeout))
+            limit = config.nbytes("channel.message")
+            link.connected(reach(opened.endpoint, context, timeout, limit))
             link.relay = opened.relay
         except OSError as error:
             where = f"{opened.endpoint.host}:{opened.endpoint.port}"

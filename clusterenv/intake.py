@@ -6,13 +6,18 @@ import logging
 import queue
 import threading
 import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from clusterenv import config
 from clusterenv.batch import Batch
-from clusterenv.channel import dumps
+from clusterenv.channel import Array, Header, dumps
 from clusterenv.errors import (
     ChannelClosed,
     ClosedError,
+    ClusterEnvError,
     ConfigError,
     EnvError,
     PolicyError,
@@ -21,15 +26,16 @@ from clusterenv.errors import (
 from clusterenv.fleet import Fleet, Link, env_error
 from clusterenv.fragment import Cut
 from clusterenv.frames import Frame
-from clusterenv.schema import Column
+from clusterenv.lending import Lender
+from clusterenv.multiplexer import Message, Multiplexer
+from clusterenv.schema import Layout
 from clusterenv.serving import Serving
 from clusterenv.stats import Stats, Tally
 from clusterenv.supervision import Restarts
 from clusterenv.supervisor import Supervisor
-from clusterenv.switchboard import Message, Switchboard
 from clusterenv.sync.publisher import Publisher
 from clusterenv.telemetry import Telemetry
-from clusterenv.wire import FragmentMeta, Parts, columns_of
+from clusterenv.wire import FragmentMeta, Parts, columns_of, largest_fragment, nbytes_of
 
 __all__ = ["Intake"]
 
@@ -52,6 +58,8 @@ class Intake:
         Which weights are the newest, and what is counted.
     telemetry
         Is told now and then how it goes.
+    horizon
+        Time rows of a fragment.
     credits
         Fragments that each shard may be ahead of the reader, once it streams.
     restarts, max_shards
@@ -67,6 +75,7 @@ class Intake:
         tally: Tally,
         telemetry: Telemetry,
         *,
+        horizon: int,
         credits: int,  # noqa: A002
         restarts: Restarts,
         max_shards: int,
@@ -76,7 +85,12 @@ class Intake:
         self._publisher = publisher
         self._tally = tally
         self._telemetry = telemetry
+        self._horizon = horizon
         self._credits = credits
+        self._obs = Layout(fleet.description.observation_space)
+        self._action = Layout(fleet.description.action_space)
+        self._extras = config.nbytes("channel.extras")
+        self._lender = Lender()  # of what bodies are made of
         self.streaming = False
         """Whether shards run ahead by themselves."""
         self.roster = threading.RLock()
@@ -89,10 +103,10 @@ class Intake:
         self._announced: bytes | None = None
         self._returning: queue.SimpleQueue[Link] = queue.SimpleQueue()
         self._received: queue.SimpleQueue[Batch | BaseException] = queue.SimpleQueue()
-        self._switchboard = Switchboard()
+        self._multiplexer = Multiplexer(self._place)
         self._looked = time.monotonic()
         self._deadlines = config.seconds("timeout.silence"), config.seconds("timeout.step")
-        self._send = self._switchboard.send
+        self._send = self._multiplexer.send
         self._serving = Serving(fleet, publisher, tally, self._send, relays=relays)
         self.supervisor = Supervisor(
             fleet, restarts, max_shards, self._back, self._drain, self._received.put
@@ -155,14 +169,14 @@ class Intake:
     def close(self, timeout: float) -> None:
         """Hear nothing more, and end the shards."""
         self._closed = True
-        self._switchboard.wake()
+        self._multiplexer.wake()
         try:
             self.supervisor.close(timeout)
             self._fleet.close(timeout)
         finally:
             if threading.current_thread() is not self._thread:
                 self._thread.join(timeout=5.0)
-            self._switchboard.close()
+            self._multiplexer.close()
             self._received.put(ClosedError("this Collector was closed while somebody waited"))
 
     # The thread
@@ -170,7 +184,7 @@ class Intake:
     def _run(self) -> None:
         try:
             for link in self._fleet.links:
-                self._switchboard.add(link)
+                self._multiplexer.add(link)
             while not self._closed:
                 self._attend()
         except Exception as error:
@@ -179,10 +193,12 @@ class Intake:
 
     def _attend(self) -> None:
         """Hear what has arrived, take in shards that are back, look after those that are quiet."""
-        for link, message in self._switchboard.listen(_WATCH_SECONDS):
+        for link, message in self._multiplexer.listen(_WATCH_SECONDS):
             try:
                 if isinstance(message, ChannelClosed):
                     raise self._fleet.lost(link) from message
+                if isinstance(message, ClusterEnvError):
+                    raise message
                 self._act_on(link, message)
             except (WorkerLost, EnvError, PolicyError, ConfigError) as error:
                 self._part(link, error)
@@ -209,10 +225,29 @@ class Intake:
             else:
                 self._send(link, Frame.PING, dumps(None))
 
+    def _place(self, link: Link, header: Header, blob: Any) -> Sequence[Array]:
+        """Return memory for a fragment, if the run can have such a one."""
+        if header.kind != Frame.FRAGMENT:
+            return ()
+        try:
+            nbytes = nbytes_of(Parts(*FragmentMeta(*blob).parts))
+        except (TypeError, ValueError) as error:
+            raise ChannelClosed(f"{link} sent a fragment that cannot be read: {error}") from error
+        rows = self._horizon * link.share.count
+        largest = largest_fragment(rows, self._obs, self._action, self._extras)
+        if nbytes > largest:
+            raise ConfigError(
+                f"a fragment of {link} has {nbytes:,} bytes; {rows:,} rows of these spaces, with "
+                f"{self._extras:,} bytes for the policy's own columns in each, have at most "
+                f"{largest:,}. If the policy returns more: "
+                "dask.config.set({'clusterenv.channel.extras': '1 MiB'})"
+            )
+        return [self._lender.empty((nbytes,), np.dtype(np.uint8))]
+
     def _act_on(self, link: Link, message: Message) -> None:
         kind, blob, body = message
         if kind == Frame.FRAGMENT:
-            batch = self._batch(link, body, FragmentMeta(*blob))
+            batch = self._batch(link, body[0], FragmentMeta(*blob))
             link.pulse.progress(time.monotonic())
             with self.roster:
                 self._awaited.discard(link.index)
@@ -229,7 +264,7 @@ class Intake:
         elif kind == Frame.FAILED:
             raise env_error(link, blob)
 
-    def _batch(self, link: Link, body: Column, meta: FragmentMeta) -> Batch:
+    def _batch(self, link: Link, body: Array, meta: FragmentMeta) -> Batch:
         columns, tails, state = columns_of(body, Parts(*meta.parts))
         tail_rows = tails.pop("")
         cuts = [Cut(*cut) for cut in meta.cuts]
@@ -239,6 +274,7 @@ class Intake:
             tail_rows=tail_rows,
             tail=tails,
             state=state,
+            run=self._fleet.run,
             shard=link.index,
             incarnation=link.incarnation,
             policy_version=meta.version,
@@ -268,7 +304,7 @@ class Intake:
             self._drained(link, 0)
             return
         self._serving.parted(link)
-        self._switchboard.remove(link)
+        self._multiplexer.remove(link)
         self.supervisor.lost(link, error, end_process)
 
     def _drain(self, link: Link) -> None:
@@ -282,7 +318,7 @@ class Intake:
     def _drained(self, link: Link, rows: int) -> None:
         """Hear nothing more of a shard that has delivered all, and have it placed elsewhere."""
         self._serving.parted(link)
-        self._switchboard.remove(link)
+        self._multiplexer.remove(link)
         with self.roster:
             with self._tally.lock:
                 self._tally.left_behind(rows)
@@ -299,7 +335,7 @@ class Intake:
     def _back(self, link: Link) -> None:
         """Hand a shard that was placed again to the thread."""
         self._returning.put(link)
-        self._switchboard.wake()
+        self._multiplexer.wake()
 
     def _admit(self, link: Link) -> None:
         """Take in a shard that was placed again: the newest policy, then tickets."""
@@ -314,7 +350,7 @@ class Intake:
             if self._announced is not None:
                 self._serving.give(link)
                 self._send(link, Frame.ANNOUNCE, self._announced)
-            self._switchboard.add(link)
+            self._multiplexer.add(link)
             if self.streaming:
                 self._give_tickets(link, self._credits - self._waiting[link.index])
             elif link.index in self._awaited:

@@ -12,6 +12,7 @@ from distributed import Client
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 
+from clusterenv import config
 from clusterenv.checks import check_choice, shown
 from clusterenv.cluster import ClusterLike, connect, starts_cluster, starts_empty
 from clusterenv.envs import ENGINES, Recipe
@@ -29,6 +30,7 @@ def open_fleet(
     stream: bytes | None = None,
 ) -> tuple[Fleet, Client | None]:
     """Connect, and place the shards; also return the client if it is ours to close."""
+    config.check()
     try:
         pickled = cloudpickle.dumps(recipe)
     except Exception as error:

@@ -53,6 +53,7 @@ class RemotePolicy:
         self._kind = type(policy)
         self._rule = rule
         self._publisher = Publisher(policy, rule, observations, shards)
+        self._arrays = observations.arrays
         self._has: dict[int, int] = {}  # which incarnation of a shard has the policy
         self._divergences: dict[int, float] = {}
         self._mask = InfoMask(envs)
@@ -104,6 +105,7 @@ class RemotePolicy:
         if not self._rule.needs_divergence:
             return
         self._mask.note(info)
+        obs = [obs[k] for k in self._arrays]
         live, mask = np.flatnonzero(~over), self._mask.value
         if len(live) < len(over):
             obs = [column[live] for column in obs]
@@ -159,7 +161,8 @@ class LocalPolicy:
                 at = torch.from_numpy(np.flatnonzero(began))
                 for name, tensor in initial_state(self._policy, len(at)).items():
                     self._state[name][at] = tensor
-            nested = self._layout.nest([torch.from_numpy(column) for column in obs])
+            arrays = [torch.from_numpy(obs[k]) for k in self._layout.arrays]
+            nested = self._layout.nest_arrays(arrays)
             mask = nested.get("action_mask") if isinstance(nested, dict) else None
             if allowed is not None:
                 mask = torch.from_numpy(allowed)

@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from clusterenv.channel import Channel
+from clusterenv.channel import MESSAGE_LIMIT, Channel
 from clusterenv.errors import ChannelClosed, ConfigError
 
 __all__ = ["Endpoint", "Listener", "reach"]
@@ -53,6 +53,8 @@ class Listener:
         The first and the last port allowed.
     local
         Whether to listen on a Unix socket too.
+    limit
+        Largest message of a connection, in bytes.
     """
 
     def __init__(
@@ -61,8 +63,10 @@ class Listener:
         context: ssl.SSLContext | None = None,
         ports: Sequence[int] | None = None,
         local: bool = True,
+        limit: int = MESSAGE_LIMIT,
     ) -> None:
         self._context = context
+        self._limit = limit
         tcp = _bind(host, ports)
         self._socks = [tcp]
         name = None
@@ -121,7 +125,7 @@ class Listener:
                 sock = self._context.wrap_socket(sock, server_side=True)
             if known and hmac.compare_digest(_read_token(sock), self.endpoint.token):
                 sock.settimeout(None)
-                return Channel(sock)
+                return Channel(sock, self._limit)
         except OSError:
             pass
         sock.close()
@@ -145,7 +149,12 @@ def _read_token(sock: socket.socket) -> bytes:
     return given
 
 
-def reach(endpoint: Endpoint, context: ssl.SSLContext | None, timeout: float) -> Channel:
+def reach(
+    endpoint: Endpoint,
+    context: ssl.SSLContext | None,
+    timeout: float,
+    limit: int = MESSAGE_LIMIT,
+) -> Channel:
     """Connect to a :class:`Listener`, the shortest way there is.
 
     Raises
@@ -161,7 +170,7 @@ def reach(endpoint: Endpoint, context: ssl.SSLContext | None, timeout: float) ->
             sock = context.wrap_socket(sock)
         sock.settimeout(None)
         sock.sendall(endpoint.token)
-        return Channel(sock)
+        return Channel(sock, limit)
     except BaseException:
         sock.close()
         raise

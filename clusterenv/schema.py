@@ -8,6 +8,8 @@ array form (``Text``, ``Graph``, ``Sequence``, …) become columns of objects.
 
 from __future__ import annotations
 
+import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,11 +35,18 @@ class Leaf:
     path: tuple[str | int, ...]
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
+    is_text: bool = False
+    """Whether its values are strings, of a ``Text`` space."""
 
     @property
     def is_array(self) -> bool:
         """Whether the leaf's values are arrays of one dtype and shape."""
         return self.dtype != object
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one value."""
+        return self.dtype.itemsize * math.prod(self.shape)
 
     def name(self, root: str) -> str:
         """Return the leaf's column name below ``root``, such as ``obs.camera.0``."""
@@ -66,6 +75,9 @@ class Layout:
         self.objects = tuple(k for k, leaf in enumerate(self.leaves) if not leaf.is_array)
         self.arrays = tuple(k for k, leaf in enumerate(self.leaves) if leaf.is_array)
         self.dtypes = [self.leaves[k].dtype for k in self.arrays]
+        self.nbytes = sum(self.leaves[k].nbytes for k in self.arrays)
+        """Bytes of a row's arrays."""
+        self._arrays_only = _arrays_only(space) if self.objects else space
         self.write: Callable[[Sequence[Column], int, Any], None] = _writer(space, self.leaves)
 
     def empty(self, n: int) -> list[Column]:
@@ -76,9 +88,18 @@ class Layout:
         """Put columns, of arrays or tensors, together as Gymnasium batches this space."""
         return columns[0] if self._is_array else _nest(self.space, iter(columns))
 
-    def rows(self, columns: Sequence[Column]) -> Iterable[Any]:
+    def nest_arrays(self, arrays: Sequence[Any]) -> Any:
+        """Put the columns of the array leaves together; all other leaves are left out."""
+        return arrays[0] if self._is_array else _nest(self._arrays_only, iter(arrays))
+
+    def rows(self, columns: Sequence[Iterable[Any]]) -> Iterable[Any]:
         """Iterate over the single values that the columns hold."""
         return columns[0] if self._is_array else _rows(self.space, iter(columns))
+
+    def value(self, items: Iterable[Any]) -> Any:
+        """Put one item of each leaf together as a single value of the space."""
+        (value,) = self.rows([[item] for item in items])
+        return value
 
     def columns(self, batch: Any, n: int, what: str = "actions") -> list[Column]:
         """Take a batch of ``n`` values apart into contiguous columns.
@@ -109,7 +130,20 @@ def _leaves(space: Space[Any], path: tuple[str | int, ...]) -> Iterator[Leaf]:
     elif isinstance(space, _ARRAYS):
         yield Leaf(path, np.dtype(space.dtype), tuple(space.shape or ()))
     else:
-        yield Leaf(path, np.dtype(object), ())
+        yield Leaf(path, np.dtype(object), (), is_text=isinstance(space, spaces.Text))
+
+
+def _arrays_only(space: Space[Any]) -> Space[Any]:
+    """Return a Dict or Tuple space without the leaves that have no array form."""
+    nestable = (*_ARRAYS, spaces.Dict, spaces.Tuple)
+    if isinstance(space, spaces.Dict):
+        children = space.spaces.items()
+        return spaces.Dict(
+            OrderedDict((k, _arrays_only(c)) for k, c in children if isinstance(c, nestable))
+        )
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([_arrays_only(c) for c in space.spaces if isinstance(c, nestable)])
+    return space
 
 
 def _writer(
@@ -162,7 +196,7 @@ def _nest(space: Space[Any], columns: Iterator[Any]) -> Any:
     return column if isinstance(space, _ARRAYS) else tuple(column)
 
 
-def _rows(space: Space[Any], columns: Iterator[Column]) -> Iterable[Any]:
+def _rows(space: Space[Any], columns: Iterator[Iterable[Any]]) -> Iterable[Any]:
     if isinstance(space, spaces.Dict):
         keys = tuple(space.spaces)
         parts = [_rows(child, columns) for child in space.spaces.values()]

@@ -21,7 +21,7 @@ __all__ = ["Serving"]
 
 
 class _Send(Protocol):
-    def __call__(self, link: Link, kind: Frame, blob: bytes, body: Sequence[Any] = ()) -> None: ...
+    def __call__(self, link: Link, kind: Frame, blob: bytes, body: Sequence[Any] = ()) -> bool: ...
 
 
 class Serving:

@@ -23,7 +23,7 @@ from distributed.comm import get_address_host
 from gymnasium.vector import AutoresetMode
 
 from clusterenv.allocator import keep_freed_memory
-from clusterenv.channel import Channel, Header, dumps, loads
+from clusterenv.channel import MESSAGE_LIMIT, Channel, Header, dumps, loads
 from clusterenv.drawing import Drawing
 from clusterenv.env_loop.masks import InfoMask
 from clusterenv.envs import Engine, EnvDescription, Infos, Slot, build
@@ -52,6 +52,8 @@ class ShardSpec:
     accept_timeout: float
     local: bool = True
     """Whether a head on the same machine may come by a Unix socket."""
+    message_limit: int = MESSAGE_LIMIT
+    """Largest message of its connections, in bytes."""
     incarnation: int = 0
     """How often the shard was placed before."""
     fleet: str = ""
@@ -203,7 +205,8 @@ class Shard:
         return stream
 
     def _listen(self) -> Listener:
-        return Listener(self._host, self._tls, self._spec.ports, self._spec.local)
+        spec = self._spec
+        return Listener(self._host, self._tls, spec.ports, spec.local, spec.message_limit)
 
 
 class _Server:

@@ -17,11 +17,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from clusterenv.channel import Channel, Header, dumps
+from clusterenv.channel import Array, Channel, Header, dumps
 from clusterenv.drawing import Drawing, this_process
 from clusterenv.env_loop import Acting, EnvLoop, Interrupted
 from clusterenv.envs import Engine
-from clusterenv.errors import ChannelClosed
+from clusterenv.errors import ChannelClosed, ConfigError
 from clusterenv.fragment import Fragment
 from clusterenv.frames import Frame, failure_of
 from clusterenv.policies.base import Policy
@@ -31,7 +31,7 @@ from clusterenv.sync.client import Announcement, PolicyClient
 from clusterenv.sync.rules import SyncRule
 from clusterenv.sync.shelf import shelf_of
 from clusterenv.sync.weights import Weights, load, manifest_of
-from clusterenv.wire import FragmentMeta, body_of, parts_of
+from clusterenv.wire import FragmentMeta, Parts, packed
 
 __all__ = [
     "ON_SHELF",
@@ -72,6 +72,8 @@ class StreamSpec:
     env_faults: EnvFaults = field(default_factory=EnvFaults)
     relays: bool = False
     """Whether weights go from worker to worker too."""
+    text: str = "refuse"
+    """What becomes of text in observations."""
     head: tuple[int, int] = field(default_factory=this_process)
     """The head's process, which may be the worker's too."""
 
@@ -114,9 +116,10 @@ class Stream:
             env_seeds(spec.seed, incarnation, first, engine.num_envs),
             spec.env_faults,
             drawing,
+            spec.text,
         )
         self._tickets: queue.SimpleQueue[Ticket] = queue.SimpleQueue()
-        self._outbox: queue.SimpleQueue[tuple[Fragment, FragmentMeta] | Note | None]
+        self._outbox: queue.SimpleQueue[tuple[Fragment, FragmentMeta, list[Array]] | Note | None]
         self._outbox = queue.SimpleQueue()
         self.shelf = shelf_of(fleet)
         self._fetch = fetch
@@ -145,7 +148,9 @@ class Stream:
                 between = self._between if self._by_step and not fresh else None
                 fragment = self._loop.fragment(self._acting(), fresh, between)
                 self._busy = False
-                self._outbox.put((fragment, self._meta(fragment, newest, divergence)))
+                parts, body = packed(fragment)
+                meta = self._meta(fragment, newest, divergence, parts)
+                self._outbox.put((fragment, meta, body))
         except Interrupted:
             pass
         except (Exception, SystemExit) as error:
@@ -203,12 +208,14 @@ class Stream:
         """
         self._outbox.put(Note(kind, dumps(what)))
 
-    def _meta(self, fragment: Fragment, newest: int, divergence: float | None) -> FragmentMeta:
+    def _meta(
+        self, fragment: Fragment, newest: int, divergence: float | None, parts: Parts
+    ) -> FragmentMeta:
         return FragmentMeta(
             int(fragment.columns["version"][: fragment.num_envs].min()),
             newest,
             divergence,
-            parts_of(fragment),
+            parts,
             fragment.returns,
             fragment.lengths,
             fragment.dropped,
@@ -223,12 +230,13 @@ class Stream:
                 if isinstance(item, Note):
                     self._channel.send(item.kind, item.blob)
                     continue
-                fragment, meta = item
-                body = body_of(fragment, meta.parts)
+                fragment, meta, body = item
                 self._channel.send(Frame.FRAGMENT, dumps(tuple(meta)), body)
                 self._loop.recycle(fragment)
         except ChannelClosed:
             self._stop()
+        except ConfigError as error:  # a message larger than allowed
+            self._channel.send(Frame.FAILED, dumps(failure_of(error, self._first, "collect")))
 
     def _read(self) -> None:
         try:
@@ -253,7 +261,7 @@ class Stream:
         if source == ON_SHELF:
             self._arrive(self.shelf.take(version, _SHELF_SECONDS))
         elif source is None:
-            buffer = np.empty(header.body, np.uint8)
+            buffer = np.empty(self._manifest.nbytes, np.uint8)
             self._channel.recv_body(header, [buffer])
             weights = Weights(version, buffer)
             if weights.digest != digest:

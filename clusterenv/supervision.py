@@ -135,6 +135,11 @@ class Pulse:
         """Steps that the shard had taken when it last answered."""
         return max(0, self._steps)
 
+    @property
+    def heard_at(self) -> float:
+        """When something last came."""
+        return self._heard
+
     def heard(self, now: float) -> None:
         """Note that something came."""
         self._heard = now

@@ -237,7 +237,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             )
         self._check_ready(slice(None))
         if self._remote is None:
-            check_spaces(self.single_observation_space, self.single_action_space)
+            spaces = self.single_observation_space, self.single_action_space
+            check_spaces(*spaces, text="keep")  # it comes back with the observations
             links = len(self._fleet.links)
             self._remote = RemotePolicy(policy, self.sync, self._obs, links, self.num_envs)
         self._remote.refresh(policy)

@@ -23,9 +23,9 @@ from clusterenv.store import ReplayStore
 
 EPISODES = """
 create view episodes as
-select shard, incarnation, env, episode, min(version) as version,
+select run, shard, incarnation, env, episode, min(version) as version,
     count(*) as length, sum(reward) as total
-from rows group by shard, incarnation, env, episode
+from rows group by run, shard, incarnation, env, episode
 having min(step) = 0 and bool_or(terminated or truncated)  -- whole ones
     and min(version) = max(version)  -- of one version
 """

@@ -77,26 +77,27 @@ class Memory(Policy):
         return self.step(obs, context.state["hidden"])[0]
 
 
-def again(policy: Memory, batch: clusterenv.Batch, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Go through a batch, ``[time, envs]``; return log-probabilities, values and entropies."""
-    columns = batch.torch()
+def again(
+    policy: Memory, rollout: clusterenv.Rollout, hidden: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Go through rows, ``[time, envs]``; return log-probabilities, values and entropies."""
     found = []
-    for t in range(batch.horizon):
-        begins = columns["step"][t] == 0
+    for t in range(len(rollout["step"])):
+        begins = rollout["step"][t] == 0
         hidden = hidden.masked_fill(begins[:, None], 0.0)  # as initial_state does on the worker
-        actions, value, hidden = policy.step(columns["obs"][t], hidden)
-        found.append((actions.log_prob(columns["action"][t]), value, actions.entropy()))
+        actions, value, hidden = policy.step(rollout["obs"][t], hidden)
+        found.append((actions.log_prob(rollout["action"][t]), value, actions.entropy()))
     log_prob, value, entropy = (torch.stack(part) for part in zip(*found, strict=True))
     return log_prob, value, entropy
 
 
-def loss_of(policy: Memory, batch: clusterenv.Batch) -> Tensor:
-    """Advantage actor-critic on all rows whose episode ends within the batch."""
-    log_prob, value, entropy = again(policy, batch, torch.from_numpy(batch.state["hidden"]))
-    reward, terminated = torch.from_numpy(batch["reward"]), torch.from_numpy(batch["terminated"])
+def loss_of(policy: Memory, rollout: clusterenv.Rollout) -> Tensor:
+    """Advantage actor-critic on all rows whose episode ends within the rollout."""
+    log_prob, value, entropy = again(policy, rollout, rollout.state["hidden"])
+    reward, terminated = rollout["reward"], rollout["terminated"]
     returns, known = torch.zeros_like(reward), torch.zeros_like(terminated)
-    following, ends = torch.zeros(batch.num_envs), torch.zeros(batch.num_envs, dtype=torch.bool)
-    for t in reversed(range(batch.horizon)):
+    following, ends = torch.zeros_like(reward[0]), torch.zeros_like(terminated[0])
+    for t in reversed(range(len(reward))):
         ends = ends | terminated[t]
         following = reward[t] + following * ~terminated[t]
         returns[t], known[t] = following, ends
@@ -109,10 +110,11 @@ def difference(policy: Memory, batches: Sequence[clusterenv.Batch], stored: bool
     """Return how far log-probabilities computed again are from those of the workers."""
     most = 0.0
     for batch in batches:
-        hidden = torch.from_numpy(batch.state["hidden"]) if stored else torch.zeros(1)
+        rollout = batch.torch()
+        hidden = rollout.state["hidden"] if stored else torch.zeros(1)
         with torch.no_grad():
-            log_prob, _, _ = again(policy, batch, hidden.expand(batch.num_envs, HIDDEN))
-        most = max(most, float(np.abs(log_prob.numpy() - batch["log_prob"]).max()))
+            log_prob, _, _ = again(policy, rollout, hidden.expand(batch.num_envs, HIDDEN))
+        most = max(most, float((log_prob - rollout["log_prob"]).abs().max()))
     return most
 
 
@@ -148,7 +150,7 @@ def main() -> None:
                 answers = np.concatenate([b["reward"][b["terminated"]] for b in batches])
                 exact, blank = (difference(policy, batches, stored) for stored in (True, False))
                 print(f"{update:>6}{answers.mean():>9.0%}{exact:>24.0e}{blank:>14.0e}")
-            loss = torch.stack([loss_of(policy, batch) for batch in batches]).mean()
+            loss = torch.stack([loss_of(policy, batch.torch()) for batch in batches]).mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -10,41 +10,18 @@ way of the weights and the priorities stay ClusterEnv's; loss and target are Tor
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 
 import numpy as np
 import torch
-from tensordict import TensorDict
-from torch import Tensor, nn
+from torch import nn
 from torchrl.modules import QValueActor
 from torchrl.objectives import DQNLoss, SoftUpdate
 
 import clusterenv
+from clusterenv.integrations.torchrl import to_tensordict
 from clusterenv.store import Prioritized, Ratio, ReplayStore
 
 GAMMA = 0.99
-
-
-def as_tensordict(sample: Mapping[str, Tensor]) -> TensorDict:
-    """Name what a sample holds as TorchRL does; flags and rewards are columns there."""
-    terminated = sample["terminated"].unsqueeze(-1)
-    truncated = sample["truncated"].unsqueeze(-1)
-    following = {
-        "observation": sample["next_obs"],  # the true one, at truncations too
-        "reward": sample["reward"].unsqueeze(-1),
-        "terminated": terminated,
-        "truncated": truncated,
-        "done": terminated | truncated,
-    }
-    return TensorDict(
-        {
-            "observation": sample["obs"],
-            "action": sample["action"],
-            "priority_weight": sample["weights"],
-            "next": following,
-        },
-        batch_size=len(terminated),
-    )
 
 
 def main() -> None:
@@ -91,7 +68,7 @@ def main() -> None:
         samples = store.feed(collector, args.batch_size, tensors=True)
         for update in range(1, args.updates + 1):
             sample = next(samples)
-            batch = as_tensordict(sample)
+            batch = to_tensordict(sample)
             value = loss(batch)["loss"]
             optimizer.zero_grad()
             value.backward()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import io
 import json
 import math
 import shutil
@@ -20,6 +21,7 @@ from statistics import fmean
 from typing import Any
 
 from clusterenv.errors import ClusterEnvError, ConfigError
+from clusterenv.store.files import create
 from pipelines import options, ppo
 from pipelines.aps_arms import (
     CURVE,
@@ -46,7 +48,7 @@ def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write rows beside the file, then put them in its place."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".tmp")
-    with beside.open("w", newline="") as file:
+    with io.TextIOWrapper(create(beside), newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)

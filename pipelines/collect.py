@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -26,7 +25,7 @@ from clusterenv import Batch
 from clusterenv.errors import ClusterEnvError, ConfigError, StoreNotWritten
 from clusterenv.policies import EpsilonGreedy, Policy, Random
 from clusterenv.store import Journal, Stack
-from pipelines import dashboard, options, ranges
+from pipelines import cli, dashboard, options, ranges
 from pipelines.agents import PPOAgent
 from pipelines.directories import check_kind, note_of
 from pipelines.display import Display, duration
@@ -56,6 +55,7 @@ class Args:
     shards: int | None = None  # worker processes; one per core if not given
     cluster: str | None = None  # scheduler address, file or jobqueue name; else this machine
     engine: str = "auto"  # what steps the environments on the workers
+    text: Literal["refuse", "drop", "keep"] = "refuse"  # what becomes of text in observations
     seed: int = 1  # environment i gets seed + i
     commit_seconds: float = 30.0  # a kill costs no more than what was collected in this time
     dashboard: bool = False  # show each shard on Dask's dashboard, on port 8787 of this machine
@@ -114,11 +114,9 @@ def _collect(args: Args, policy: Policy, journal: Journal) -> Result:
     interrupt = Interrupt("committing and stopping; Ctrl-C again stops at once", args.quiet)
     began = committed = time.monotonic()
     seconds = 0.0
-    first = int(journal.manifest.note.get("incarnations", 0))
-    incarnations = first
 
     def commit() -> None:
-        journal.commit(note={"dataset": arguments(args), "incarnations": incarnations})
+        journal.commit(note={"dataset": arguments(args)})
 
     try:
         with (
@@ -134,17 +132,17 @@ def _collect(args: Args, policy: Policy, journal: Journal) -> Result:
                 cluster=args.cluster,
                 engine=args.engine,
                 sync=clusterenv.Never(),
+                text=args.text,
                 seed=args.seed + rows,  # a session that goes on begins new episodes
             ) as collector,
         ):
             dashboard.say_where(collector, display)
+            interrupt.started()
             began = time.monotonic()
-            intake = Intake(collector, episodes, interrupt, incarnation=first)
-            for batch in intake:
+            for batch in Intake(collector, episodes, interrupt):
                 for part in cut(batch, args.rows - rows):
                     journal.append(part)
                     rows += part.num_rows
-                incarnations = intake.incarnations
                 seconds = time.monotonic() - began
                 if display.due or rows == args.rows:
                     display.show(
@@ -220,6 +218,7 @@ def _part(batch: Batch, start: int, end: int, num_envs: int) -> Batch:
         tail_rows=tail_rows - start,
         tail=tail,
         state=batch.state if start == 0 else {name: part[:0] for name, part in batch.state.items()},
+        run=batch.run,
         shard=batch.shard,
         incarnation=batch.incarnation,
         policy_version=batch.policy_version,
@@ -290,7 +289,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ClusterEnvError as error:
-        sys.exit(f"collect: {error}")
+    cli.run_module("collect", main)

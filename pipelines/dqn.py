@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ import clusterenv
 from clusterenv.errors import ClusterEnvError, Diverged
 from clusterenv.policies import EpsilonGreedy
 from clusterenv.store import NStep, Prioritized, Ratio, ReplayStore, Uniform
-from pipelines import dashboard, options, ranges
+from pipelines import cli, dashboard, options, ranges
 from pipelines.display import Display, summary
 from pipelines.episodes import Episodes, Intake, mean
 from pipelines.learner_args import FREE, LearnerArgs
@@ -273,7 +272,6 @@ class Training:
             self.learner.load_state_dict(saved["learner"])
             self.episodes.load_state_dict(saved["episodes"])
             self.metrics = Metrics.read(saved["metrics"])
-        self.incarnations = int(self.session.note.get("incarnations", 0))
         base = Prioritized(args.alpha, args.beta) if args.prioritized else Uniform()
         self.sampler = NStep(args.n_step, args.gamma, base)
         self.store = ReplayStore(
@@ -304,15 +302,10 @@ class Training:
     def learn(self, collector: clusterenv.Collector, interrupt: Interrupt) -> None:
         """Learn while rows come, until all is done or somebody wants it to end."""
         args, learner, base = self.args, self.learner, self.sampler.base
-        intake = Intake(
-            *(collector, self.episodes, interrupt),
-            rows=self.steps,
-            incarnation=self.incarnations,
-        )
+        intake = Intake(collector, self.episodes, interrupt, rows=self.steps)
         past, began, committed = self.metrics, time.monotonic(), self.steps
 
         def log() -> None:
-            self.incarnations = intake.incarnations
             self.log(collector.stats(), past, time.monotonic() - began)
 
         self.announce(collector, self.steps)
@@ -390,8 +383,7 @@ class Training:
             "metrics": self.metrics.given(),
             "network": {"hidden": list(args.hidden), "duelling": args.duelling},
         }
-        facts = {"steps": self.steps, "incarnations": self.incarnations, "finished": self.over}
-        self.session.commit(self.store, state, **facts)
+        self.session.commit(self.store, state, steps=self.steps, finished=self.over)
 
 
 def train(args: LearnerArgs, arrangement: Arrangement = DQN) -> Result:
@@ -435,6 +427,7 @@ def train(args: LearnerArgs, arrangement: Arrangement = DQN) -> Result:
                 ) as collector,
             ):
                 dashboard.say_where(collector, display)
+                interrupt.started()
                 training.learn(collector, interrupt)
                 training.commit()
     metrics, journal = training.metrics, training.session.journal
@@ -472,7 +465,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ClusterEnvError as error:
-        sys.exit(f"dqn: {error}")
+    cli.run_module("dqn", main)

@@ -99,9 +99,6 @@ def mean(returns: Iterable[float]) -> float:
 class Intake:
     """The batches of a collector on their way to a store, counted as they pass.
 
-    Episodes of a resumed run are numbered from 0 again, so each session's rows get incarnations
-    that no earlier row has: no two rows have the same incarnation, environment, episode and step.
-
     Parameters
     ----------
     collector
@@ -112,8 +109,6 @@ class Intake:
         When it is wanted, no further batch is taken.
     rows
         Rows that earlier sessions collected.
-    incarnation
-        The first incarnation of this session.
     """
 
     def __init__(
@@ -123,15 +118,11 @@ class Intake:
         interrupt: Interrupt,
         *,
         rows: int = 0,
-        incarnation: int = 0,
     ) -> None:
         self._collector = collector
         self._episodes = episodes
         self._interrupt = interrupt
-        self._first = incarnation
         self.rows = rows
-        self.incarnations = incarnation
-        """How many incarnations rows have, those of earlier sessions included."""
 
     @property
     def ready(self) -> int:
@@ -140,8 +131,6 @@ class Intake:
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in self._collector:
-            batch.incarnation += self._first
-            self.incarnations = max(self.incarnations, batch.incarnation + 1)
             self.rows += batch.num_rows
             self._episodes.add(batch)
             yield batch

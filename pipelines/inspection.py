@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import stat
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from clusterenv.errors import ClusterEnvError, ConfigError
 from pipelines.sinks import read_csv
@@ -39,12 +42,22 @@ def describe(run: Path) -> list[tuple[str, str]]:
     lines = [*(_progress(progress) if progress.is_file() else [])]
     if store is not None:
         lines += _store(store)
-    files = [path for path in run.rglob("*") if path.is_file()]
-    size = sum(path.stat().st_size for path in files)
-    newest = max((path.stat().st_mtime for path in files), default=time.time())
-    lines.append(("size", f"{size / 1e6:,.1f} MB in {len(files)} files"))
+    found = list(_files(run))
+    size = sum(file.st_size for file in found)
+    newest = max((file.st_mtime for file in found), default=time.time())
+    lines.append(("size", f"{size / 1e6:,.1f} MB in {len(found)} files"))
     lines.append(("last written", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(newest))))
     return lines
+
+
+def _files(run: Path) -> Iterator[os.stat_result]:
+    """Yield what the system knows of all files below a directory; some may go meanwhile."""
+    for directory, _, names in os.walk(run):
+        for name in names:
+            with contextlib.suppress(OSError):
+                found = Path(directory, name).lstat()
+                if stat.S_ISREG(found.st_mode):
+                    yield found
 
 
 def _progress(path: Path) -> list[tuple[str, str]]:
@@ -65,16 +78,13 @@ def _store(directory: Path) -> list[tuple[str, str]]:
     # Here, as --help needs none of it.
     import numpy as np
 
-    from clusterenv.store import open_dataset
-    from clusterenv.store.manifest import read_manifest
-    from clusterenv.store.reading import without_damaged
+    from clusterenv.store.snapshot import forged, open_snapshot
 
-    manifest = read_manifest(directory)
-    note: Any = manifest.note or {}
-    whole = without_damaged(directory, manifest)
-    damaged = [s.file for s in manifest.segments if s not in whole.segments]
+    snapshot = open_snapshot(directory)
+    note, damaged = snapshot.manifest.note, snapshot.damaged
     lines: list[tuple[str, str]] = []
-    if args := note.get("args") or note.get("dataset"):
+    args = note.get("args") or note.get("dataset")
+    if isinstance(args, Mapping):
         lines.append(("environment", str(args.get("env"))))
         if "finished" in note:
             lines.append(
@@ -83,12 +93,13 @@ def _store(directory: Path) -> list[tuple[str, str]]:
     if damaged:
         lines.append(("health", f"damaged: {', '.join(damaged)}; the rest is readable"))
         return lines
-    if not manifest.end:
+    if not snapshot.manifest.end:
         return [*lines, ("rows", "0: nothing has been committed yet")]
     try:
-        names = ["shard", "incarnation", "env", "episode", "step", "reward", "version"]
+        names = ["run", "shard", "incarnation", "env", "reward", "version"]
         names += ["terminated", "truncated"]
-        table = open_dataset(directory).to_table(columns=names)
+        with forged(directory):
+            table = snapshot.dataset().to_table(columns=names)
     except ClusterEnvError as error:
         return [*lines, ("health", str(error))]
     lines.append(("health", "every file is whole"))
@@ -97,13 +108,17 @@ def _store(directory: Path) -> list[tuple[str, str]]:
     columns = {name: table[name].to_numpy() for name in names}
     ended = int((columns["terminated"] | columns["truncated"]).sum())
     shards = len(np.unique(columns["shard"]))
-    places = np.unique(columns["shard"].astype(np.int64) << 32 | columns["incarnation"])
+    runs, run = np.unique(columns["run"], return_inverse=True)
+    begun = run * (int(columns["shard"].max()) + 1) + columns["shard"]  # shards of each run
+    placed = np.unique(begun << 32 | columns["incarnation"])
+    again = len(placed) - len(np.unique(placed >> 32))
     versions = columns["version"]
     envs = len(np.unique(columns["env"]))
     return [
         *lines,
         ("rows", f"{table.num_rows:,} of {envs} environments in {shards} shards"),
-        ("placed again", f"{len(places) - shards} times: after losses, moves and resumptions"),
+        ("collectors", f"{len(runs)}: one for each time that it was begun or resumed"),
+        ("placed again", f"{again} times: after losses and moves"),
         ("episodes", f"{ended:,} ended, {int(columns['truncated'].sum()):,} of them truncated"),
         ("versions", f"{versions.min()} to {versions.max()}"),
         ("reward", f"{columns['reward'].mean():.4g} a step"),

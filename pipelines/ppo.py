@@ -10,7 +10,6 @@ import itertools
 import math
 import os
 import statistics
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,8 +21,9 @@ from torch import Tensor, nn
 
 import clusterenv
 from clusterenv.errors import ClusterEnvError, ConfigError, Diverged
+from clusterenv.returns import gae, next_values
 from clusterenv.store import Rollout, RolloutStore
-from pipelines import dashboard, gae, options, ranges, run_args
+from pipelines import cli, dashboard, options, ranges, run_args
 from pipelines.agents import PPOAgent
 from pipelines.directories import check_kind
 from pipelines.display import Display, summary
@@ -130,9 +130,9 @@ def update(
         proximal = agent.distribution(obs).log_prob(action)
         correction = (proximal - behaviour).exp().clamp(max=args.max_correction)
         values = agent.value(obs).view_as(rewards)
-        following = gae.next_values(values, rollout.tail_rows, agent.value(rollout.tail["obs"]))
+        following = next_values(values, rollout.tail_rows, agent.value(rollout.tail["obs"]))
         ends = rollout["terminated"], rollout["truncated"]
-        advantages = gae.advantages(rewards, values, following, *ends, args.gamma, args.lam)
+        advantages = gae(rewards, values, following, *ends, args.gamma, args.lam)
         targets, values, advantages = (
             part.flatten() for part in (advantages + values, values, advantages)
         )
@@ -243,6 +243,7 @@ def train(args: Args) -> Result:
         ) as collector,
     ):
         dashboard.say_where(collector, display)
+        interrupt.started()
         run.open(past.steps)
         store = RolloutStore()
         began = time.monotonic()
@@ -336,7 +337,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ClusterEnvError as error:
-        sys.exit(f"ppo: {error}")
+    cli.run_module("ppo", main)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from clusterenv.errors import ConfigError
+from clusterenv.store.files import create
 from pipelines.metrics import Metrics
 
 __all__ = ["CsvFile", "JsonLines", "Sink", "TensorBoard", "WandB", "read_csv"]
@@ -46,7 +48,7 @@ class _Lines(ABC):
                 whole = [line for line in file if line.endswith("\n")]
             kept = [line for line in whole if self.steps(line) <= upto]
         beside = path.with_suffix(".tmp")  # a kill here must not cost the lines
-        with beside.open("w", newline="") as file:
+        with io.TextIOWrapper(create(beside), newline="") as file:
             file.writelines(kept)
         beside.replace(path)
         self.first = kept[0] if kept else None

@@ -204,5 +204,5 @@ class Annotating(Categorical):
             return {"priority": delta[1:]}
         if self.fault == "dtype":
             return {"priority": ["high"] * len(delta)}
-        names = {"clash": "reward", "later": "next_obs"}
+        names = {"clash": "reward", "later": "next_obs", "source": "run"}
         return {names.get(self.fault, "priority"): delta.abs()}

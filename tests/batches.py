@@ -27,6 +27,7 @@ def as_batch(fragment: Fragment) -> Batch:
         tail_rows=fragment.tail_rows,
         tail=fragment.tail,
         state=fragment.state,
+        run=0,
         shard=0,
         incarnation=0,
         policy_version=0,
@@ -38,6 +39,7 @@ def as_batch(fragment: Fragment) -> Batch:
 class Row:
     """Where a row is from, and how its step ended."""
 
+    run: int
     shard: int
     incarnation: int
     env: int
@@ -48,7 +50,8 @@ class Row:
 
     @property
     def reward(self) -> float:
-        return float(np.float32(np.sin(100 * self.env + 10 * self.episode + self.step)))
+        number = 1000 * (self.run % 100) + 100 * self.env + 10 * self.episode + self.step
+        return float(np.float32(np.sin(number)))
 
     @property
     def action(self) -> int:
@@ -56,7 +59,7 @@ class Row:
 
     @property
     def key(self) -> tuple[int, ...]:
-        return self.shard, self.incarnation, self.env, self.episode, self.step
+        return self.run, self.shard, self.incarnation, self.env, self.episode, self.step
 
     @property
     def after(self) -> tuple[int, ...]:
@@ -76,8 +79,7 @@ class Vector:
     names = ("obs",)
 
     def at(self, row: Row, step: int) -> dict[str, np.ndarray]:
-        said = [row.shard, row.incarnation, row.env, row.episode, step]
-        return {"obs": np.array(said, np.float32)}
+        return {"obs": np.array([*row.key[:-1], step], np.float32)}
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class TwoLeaves:
 
     def at(self, row: Row, step: int) -> dict[str, np.ndarray]:
         first = np.array([row.env, step], np.float32)
-        second = np.array([[row.shard, row.incarnation], [row.episode, step]], np.int64)
+        second = np.array([row.key[:3], [row.env, row.episode, step]], np.int64)
         return {"obs.a": first, "obs.b": second}
 
 
@@ -107,6 +109,7 @@ class Frames:
                 return np.zeros(FRAME, np.uint8)
             step = 0
         number = 1 + row.shard + 3 * row.incarnation + 7 * row.env + 31 * row.episode + 101 * step
+        number += 57 * row.run
         return (np.arange(36) * 5 + number * 17).astype(np.uint8).reshape(FRAME)
 
     def at(self, row: Row, step: int) -> dict[str, np.ndarray]:
@@ -130,10 +133,12 @@ Content = Vector | TwoLeaves | Frames | FramesAndSpeed
 
 
 class Fleet:
-    """Shards that hand over fragments.
+    """Shards that hand over fragments, as those of one collector do.
 
     Parameters
     ----------
+    run
+        Number of the collector.
     episode
         Steps of an episode, about.
     tracks
@@ -150,6 +155,7 @@ class Fleet:
         content: Content | None = None,
         *,
         seed: int = 0,
+        run: int = 0,
         shards: int = 2,
         envs: int = 3,
         horizon: int = 4,
@@ -160,7 +166,7 @@ class Fleet:
     ) -> None:
         self.content: Content = Vector() if content is None else content
         self.rng = np.random.default_rng(seed)
-        self.shards, self.envs, self.horizon = shards, envs, horizon
+        self.run, self.shards, self.envs, self.horizon = run, shards, envs, horizon
         self.episode, self.tracks, self.state, self.priority = episode, tracks, state, priority
         self.incarnation = [0] * shards
         self._now = {
@@ -209,6 +215,7 @@ class Fleet:
             tail_rows=np.array(ends, np.int64),
             tail=observations([rows[at] for at in ends], self.content, 1),
             state=state,
+            run=rows[0].run,
             shard=rows[0].shard,
             incarnation=rows[0].incarnation,
             policy_version=more.get("policy_version", self.version),
@@ -223,14 +230,14 @@ class Fleet:
         ended = self.rng.random() < 1 / self.episode
         terminated = bool(ended and self.rng.random() < 0.5)
         self._now[shard, env] = (episode + 1, 0) if ended else (episode, step + 1)
-        incarnation = self.incarnation[shard]
-        return Row(shard, incarnation, env, episode, step, terminated, bool(ended) > terminated)
+        place = self.run, shard, self.incarnation[shard], env
+        return Row(*place, episode, step, terminated, bool(ended) > terminated)
 
 
 def observations(rows: Iterable[Row], content: Content, ahead: int = 0) -> dict[str, np.ndarray]:
     """Return the observations of rows, or of the step after."""
     parts = [content.at(row, row.step + ahead) for row in rows]
-    example = content.at(Row(0, 0, 0, 0, 0, False, False), 0)
+    example = content.at(Row(0, 0, 0, 0, 0, 0, False, False), 0)
     return {
         name: np.stack([part[name] for part in parts])
         if parts
@@ -293,8 +300,8 @@ def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 def changed(batch: Batch, **parts: Any) -> Batch:
     """Return a batch with other columns (``None`` leaves one out) or other parts."""
-    own = ("tail_rows", "tail", "state", "shard", "incarnation", "policy_version", "num_envs")
-    given = {name: parts.pop(name, getattr(batch, name)) for name in own}
+    own = ("tail_rows", "tail", "state", "run", "shard", "incarnation", "policy_version")
+    given = {name: parts.pop(name, getattr(batch, name)) for name in (*own, "num_envs")}
     columns = {name: batch.flat(name) for name in batch.names} | parts
     kept = {name: column for name, column in columns.items() if column is not None}
     return Batch(kept, given.pop("num_envs"), **given)

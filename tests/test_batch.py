@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from agents import Cycle
-from batches import as_batch
+from batches import Content, Fleet, Frames, TwoLeaves, as_batch, changed, observations
 from compare import assert_same
 from worlds import SPACES, World
 
-from clusterenv import Batch
+from clusterenv import Batch, Rollout
 from clusterenv.arrow import from_arrow
 from clusterenv.env_loop import Acting, EnvLoop
 from clusterenv.envs import Recipe, build
@@ -36,6 +36,7 @@ def batch_of(**columns: Any) -> Batch:
         tail_rows=np.array([0, 3, 4, 5]),
         tail={"obs": np.zeros((4, 2, 4), np.float32)},
         state={},
+        run=5,
         shard=1,
         incarnation=0,
         policy_version=7,
@@ -50,10 +51,46 @@ def test_columns_are_views_shaped_by_time_and_env() -> None:
     values = batch.record_batch.column(0).flatten()
     assert values.buffers()[1].address == source.ctypes.data
     assert np.shares_memory(batch.torch()["obs"].numpy(), source)
+    assert np.shares_memory(batch.torch().tail["obs"].numpy(), batch.tail["obs"])
     assert batch["reward"].shape == (3, 2)
     assert batch["terminated"].tolist() == [[True, False], [False, True], [True, False]]
     assert batch["terminated"].dtype == np.bool_
     assert (batch.horizon, batch.num_envs, batch.num_rows) == (3, 2, 6)
+
+
+@pytest.mark.parametrize("content", [None, TwoLeaves(), Frames()])
+@pytest.mark.parametrize("tracks", [False, True])
+def test_the_next_observation_of_every_row_is_the_true_one(
+    content: Content | None, tracks: bool
+) -> None:
+    fleet = Fleet(content, episode=3, tracks=tracks, shards=1, horizon=7)
+    for _ in range(10):
+        batch, rows = fleet.next()
+        expected = observations(rows, fleet.content, ahead=1)
+        found = batch.next_obs()
+        tensors = batch.torch().next_obs()
+        assert found.keys() == tensors.keys() == expected.keys()
+        for name, column in expected.items():
+            shaped = column.reshape(7, 3, *column.shape[1:])
+            assert_same(found[name], shaped)
+            assert_same(tensors[name].numpy(), shaped)
+
+
+def test_a_batch_is_numpy_in_all_its_parts_and_torch_turns_all_of_it() -> None:
+    batch, _ = Fleet(state=True).next()
+    words = np.array(["go"] * batch.num_rows, object)
+    batch = changed(batch, **{"obs.mission": words})
+    assert batch["obs.mission"].tolist() == [["go"] * 3] * 4
+    rollout = batch.torch()
+    assert isinstance(rollout, Rollout)
+    assert rollout.columns.keys() == {*batch.names} - {"obs.mission"}  # text has no tensor form
+    for name, tensor in rollout.columns.items():
+        assert_same(tensor.numpy(), batch[name])
+    assert_same(rollout.tail_rows.numpy(), batch.tail_rows)
+    for ours, theirs in ((rollout.tail, batch.tail), (rollout.state, batch.state)):
+        assert ours.keys() == theirs.keys()
+        for name, column in theirs.items():
+            assert_same(ours[name].numpy(), column)
 
 
 @pytest.mark.parametrize("dtype", ["u1", "i1", "i4", "i8", "f4", "f8", "?"])
@@ -114,7 +151,8 @@ def test_a_written_batch_opens_with_arrow_pandas_and_duckdb(tmp_path: Path) -> N
         out.write(batch.record_batch)
     with pa.memory_map(str(path)) as file:
         table = pa.ipc.open_file(file).read_all()
-    assert table.schema.metadata[b"shard"] == b"1"
+    metadata = table.schema.metadata
+    assert [metadata[name] for name in (b"run", b"shard", b"incarnation")] == [b"5", b"1", b"0"]
     assert table["reward"].to_pylist() == pytest.approx(np.linspace(0, 1, 6).tolist())
     assert len(table["obs"][0].as_py()) == 8
     pandas = pytest.importorskip("pandas")

@@ -357,6 +357,32 @@ def test_a_burst_of_versions_faster_than_anyone_pulls_stops_nothing(client: Clie
         assert collector.stats().pulls < 20  # not one for each version and shard
 
 
+class Gated(Categorical):
+    """Its evaluation at the head ends when the test says so."""
+
+    begun, may_end = threading.Event(), threading.Event()
+
+    def distribution(self, obs: Any, context: Any) -> Any:
+        self.begun.set()
+        assert self.may_end.wait(60)
+        return super().distribution(obs, context)
+
+
+def test_batches_arrive_while_a_version_is_evaluated(client: Client) -> None:
+    policy = Gated(nn.Linear(4, 2))
+    with cartpole(client, policy, sync=Divergence(1e-9)) as collector:
+        collector.collect(100)
+        publishing = threading.Thread(target=collector.publish, args=(changed(policy, 1.0),))
+        publishing.start()
+        assert Gated.begun.wait(30)
+        rows = sum(batch.num_rows for batch in collector.collect(2000))
+        assert collector.stats().rows >= rows
+        assert collector.stats().version == 0
+        Gated.may_end.set()
+        publishing.join()
+        assert wait_until(lambda: collector.collect(1)[0].policy_version == 1, 30)
+
+
 @pytest.mark.parametrize("rule", [EveryVersion(), Every(2), Divergence(0.0)])
 def test_a_missed_announcement_stops_nothing(
     client: Client, monkeypatch: pytest.MonkeyPatch, rule: Any
@@ -568,7 +594,7 @@ def test_wrong_calls_leave_a_collector_as_it_is(client: Client) -> None:
                 collector.collect(rows)  # type: ignore[arg-type]
         with pytest.raises(errors.ConfigError, match=r"shards must be .*: collector\.scale\(4\)"):
             collector.scale(10**9)
-        with pytest.raises(errors.ConfigError, match="timeout='soon' is no time: 10, or '10s'"):
+        with pytest.raises(errors.ConfigError, match="timeout='soon' is no time: 10, '10s'"):
             collector.close(timeout="soon")  # type: ignore[arg-type]
         assert len(collector.rollout()) == 2
 
@@ -651,6 +677,25 @@ def test_a_faulty_policy_is_an_error_with_its_place(
         collector.rollout() if how == "rollout" else collector.collect(10_000)
     assert collector.closed
     with pytest.raises(errors.ClosedError, match="after PolicyError"):
+        collector.rollout()
+
+
+class Features(Categorical):
+    """Gives a wide column of its own with every action."""
+
+    def act(self, obs: Any, context: Any) -> Any:
+        decision = super().act(obs, context)
+        return decision._replace(extras={"feature": torch.zeros(len(obs), 1000)})
+
+
+def test_columns_of_a_policy_that_are_wider_than_allowed_end_the_run_with_the_setting(
+    client: Client,
+) -> None:
+    with (
+        dask.config.set({"clusterenv.channel.extras": "10 B"}),
+        cartpole(client, Features(nn.Linear(4, 2))) as collector,
+        pytest.raises(errors.ConfigError, match=r"10 bytes for the policy's own .*channel\.extras"),
+    ):
         collector.rollout()
 
 

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import gymnasium as gym
-import numpy as np
 import pytest
 import yaml
 from distributed import Client
@@ -49,62 +48,6 @@ def test_sb3_learns_on_a_cluster(client: Client) -> None:
     rows = re.findall(r"^ +([\d,]+)  (\d+\.\d)$", output, re.MULTILINE)
     assert rows[-1][0] == "768"  # whole rollouts of 3 × 128
     assert all(float(mean) > 5 for _, mean in rows)
-
-
-def test_sb3_gets_what_its_own_dummy_vec_env_gives(client: Client) -> None:
-    """To the last bit, ends of episodes of both kinds among it."""
-    pytest.importorskip("stable_baselines3")
-    from stable_baselines3.common.monitor import Monitor
-    from stable_baselines3.common.vec_env import DummyVecEnv
-
-    options = {"max_episode_steps": 20}
-    theirs = DummyVecEnv([lambda: Monitor(gym.make("CartPole-v1", **options))] * 5)
-    ours = runpy.run_path(str(ROOT / "examples" / "sb3.py"))["SB3VecEnv"](
-        clusterenv.make_vec(
-            "CartPole-v1",
-            5,
-            shards=2,
-            cluster=client,
-            autoreset_mode=gym.vector.AutoresetMode.SAME_STEP,
-            wrappers=[Monitor],
-            **options,
-        )
-    )
-    rng = np.random.default_rng(1)
-    ends = {False: 0, True: 0}
-    for seed in (3, None):  # the second reset goes on with the streams of the first
-        if seed is not None:
-            assert ours.seed(seed) == theirs.seed(seed)
-        assert np.array_equal(ours.reset(), theirs.reset())
-        for _ in range(100):
-            actions = rng.integers(2, size=5)
-            mine, other = ours.step(actions), theirs.step(actions)
-            for one, two in zip(mine[:3], other[:3], strict=True):
-                assert one.dtype == two.dtype
-                assert np.array_equal(one, two)
-            assert ours.reset_infos == theirs.reset_infos
-            for one, two in zip(mine[3], other[3], strict=True):
-                assert one.keys() == two.keys()
-                assert one["TimeLimit.truncated"] is bool(two["TimeLimit.truncated"])
-                if "terminal_observation" in two:
-                    ends[one["TimeLimit.truncated"]] += 1
-                    final = one["terminal_observation"]
-                    assert final.dtype == two["terminal_observation"].dtype
-                    assert np.array_equal(final, two["terminal_observation"])
-                    assert [one["episode"][k] for k in "rl"] == [two["episode"][k] for k in "rl"]
-    assert min(ends.values()) > 5
-
-    for envs in (ours, theirs):
-        assert envs.env_is_wrapped(Monitor) == [True] * 5
-        assert envs.env_is_wrapped(gym.wrappers.ClipAction, [0, 1]) == [False] * 2
-        assert envs.has_attr("gravity")
-        assert not envs.has_attr("levity")
-        envs.set_attr("colour", 1)
-        envs.set_attr("colour", 2, indices=[3])
-        assert envs.get_attr("colour") == [1, 1, 1, 2, 1]
-        assert len(envs.env_method("get_episode_rewards")) == 5
-    ours.close()
-    theirs.close()
 
 
 def test_torchrl_learns_from_the_replay_store(client: Client) -> None:
@@ -245,6 +188,7 @@ def test_a_script_for_sync_vector_env_learns_the_same_on_a_cluster(client: Clien
         "docs/engines.md",
         "docs/collecting.md",
         "docs/replay.md",
+        "docs/other-frameworks.md",
     ],
 )
 def test_python_blocks_of_the_documentation_run_as_they_stand(page: str, tmp_path: Path) -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import dask
+import gymnasium as gym
 import numpy as np
-import psutil
 import pytest
 import torch
-from conftest import wait_until
+from conftest import footprint, left_behind, wait_until
 from distributed import Client
 from gymnasium.vector import AutoresetMode
 from worlds import World
@@ -49,9 +52,16 @@ class Steps(World):
 
 def kill(envs: clusterenv.ClusterEnv, env: int, how: int = signal.SIGKILL) -> None:
     pid = envs.call("pid")[env]
-    os.kill(pid, how)
-    if how == signal.SIGSTOP:  # a busy machine stops its threads one after the other
-        assert wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    if how == signal.SIGSTOP:
+        stop(pid)
+    else:
+        os.kill(pid, how)
+
+
+def stop(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)  # a busy machine stops its threads one after the other
+    stats = [task / "stat" for task in Path(f"/proc/{pid}/task").iterdir()]
+    assert wait_until(lambda: all(stat.read_text().split(") ")[-1][0] == "T" for stat in stats))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -208,7 +218,7 @@ def test_a_stopped_process_is_ended_after_a_deadline(fragile: Client) -> None:
         kill(envs, 1, signal.SIGSTOP)
         _, _, _, truncated, info = envs.step([2, 2])
         assert truncated.tolist() == [False, True]
-        assert "has not finished a step for 2 s" in info["lost"][1]
+        assert "has not answered for 2 s" in info["lost"][1]
         envs.step([2, 2])
 
 
@@ -222,3 +232,81 @@ def test_too_many_losses_end_it_with_all_that_was_seen(fragile: Client) -> None:
     with pytest.raises(errors.WorkerLost, match="shard 0 was lost 2 times"):
         envs.step([2, 2])
     assert envs.closed
+
+
+LARGE = 12 << 20  # bytes, many times what a socket takes at once
+
+
+class Wide(gym.Env[Any, Any]):
+    """Large observations, and actions if told so."""
+
+    observation_space = gym.spaces.Box(0, 255, (LARGE,), np.uint8)
+
+    def __init__(self, action: int = 1) -> None:
+        self.action_space = gym.spaces.Box(0, 255, (action,), np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.now = np.zeros(LARGE, np.uint8)
+        return self.now, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.now[:] += action[-1]
+        return self.now, 0.0, False, False, {}
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+@contextlib.contextmanager
+def wide(client: Client, local: bool, **options: Any) -> Iterator[clusterenv.ClusterEnv]:
+    settings = {"clusterenv.timeout.step": "2s", "clusterenv.channel.local": local}
+    with (
+        dask.config.set(settings),
+        clusterenv.make_vec(Wide, 2, shards=2, cluster=client, **options) as envs,
+    ):
+        envs.reset(seed=1)
+        yield envs
+
+
+@pytest.mark.parametrize("local", [True, False], ids=["local", "tls"])
+def test_a_process_that_stops_within_an_answer_is_ended_after_the_deadline(
+    fragile: Client, local: bool
+) -> None:
+    with wide(fragile, local) as envs:
+        pid = envs.call("pid")[1]
+        envs.send(np.ones((2, 1), np.uint8))
+        arrived, _, _ = select.select([envs._fleet.links[1].channel], [], [], 30)
+        assert arrived  # the answer has begun, and no socket takes all of it
+        stop(pid)
+        answers = {}
+        for _ in range(2):
+            obs, _, _, truncated, info = envs.recv()
+            answers[int(info["env_id"][0])] = bool(truncated[0]), int(obs[0, 0])
+        assert answers == {0: (False, 1), 1: (True, 0)}
+        obs, *_ = envs.step(np.ones((2, 1), np.uint8))
+        assert obs[0, -1] == 2
+
+
+@pytest.mark.parametrize("local", [True, False], ids=["local", "tls"])
+def test_sending_to_a_stopped_process_does_not_wait(fragile: Client, local: bool) -> None:
+    with wide(fragile, local, action=LARGE) as envs:
+        kill(envs, 1, signal.SIGSTOP)
+        envs.send(np.ones((2, LARGE), np.uint8))
+        answers = {}
+        for _ in range(2):
+            obs, _, _, truncated, info = envs.recv()
+            answers[int(info["env_id"][0])] = bool(truncated[0]), int(obs[0, 0])
+        assert answers == {0: (False, 1), 1: (True, 0)}
+
+
+@pytest.mark.parametrize("seconds", ["soon", None, "10 min"])
+def test_a_setting_that_is_no_time_is_refused_before_anything_starts(
+    fragile: Client, seconds: Any
+) -> None:
+    before = footprint()
+    with (
+        dask.config.set({"clusterenv.timeout.call": seconds}),
+        pytest.raises(errors.ConfigError, match=r"clusterenv\.timeout\.call=.* is no time"),
+    ):
+        clusterenv.make_vec(Steps, 2, shards=2, cluster=fragile)
+    assert wait_until(lambda: not left_behind(before))

@@ -86,7 +86,7 @@ def check(batches: list[Batch]) -> None:
         names = ("env", "episode", "step", "obs", "terminated")
         env, episode, step, obs, terminated = (batch.flat(name) for name in names)
         for k in range(batch.num_rows):
-            key = (batch.shard, batch.incarnation, int(env[k]), int(episode[k]))
+            key = (batch.run, batch.shard, batch.incarnation, int(env[k]), int(episode[k]))
             count, *mark = obs[k].tolist()
             assert count == step[k]
             rows.setdefault(key, []).append((int(step[k]), tuple(mark), bool(terminated[k])))
@@ -218,19 +218,39 @@ class Heavy(clusterenv.policies.Policy):
         return clusterenv.policies.Decision(torch.zeros(len(obs), dtype=torch.int64))
 
 
-def stop_when(monkeypatch: pytest.MonkeyPatch, link: Any, method: str, kind: int | None) -> Event:
-    """Stop the process of a shard when the head begins to read a body of it, or to send one."""
-    pid = link.future.client.run(os.getpid, workers=[link.worker])[link.worker]
-    real, stopped = getattr(link.channel, method), Event()
+def stop_while_sending(monkeypatch: pytest.MonkeyPatch, link: Any, kind: int) -> Event:
+    """Stop the process of a shard when the head begins to send it a frame of this kind."""
+    real, pid, stopped = link.channel.post, pid_of(link), Event()
 
     def stopping(*args: Any) -> Any:
-        if kind in (None, args[0]) and not stopped.is_set():
+        if args[0] == kind and not stopped.is_set():
             os.kill(pid, signal.SIGSTOP)
             stopped.set()
         return real(*args)
 
-    monkeypatch.setattr(link.channel, method, stopping)
+    monkeypatch.setattr(link.channel, "post", stopping)
     return stopped
+
+
+def stop_while_receiving(monkeypatch: pytest.MonkeyPatch, link: Any) -> Event:
+    """Stop the process of a shard when the head begins to receive the body of a frame of it."""
+    real, pid, stopped = link.channel.receive, pid_of(link), Event()
+
+    def receive(place: Any) -> Any:
+        def stopping(header: Any, blob: Any) -> Any:
+            if header.body and not stopped.is_set():
+                os.kill(pid, signal.SIGSTOP)
+                stopped.set()
+            return place(header, blob)
+
+        return real(stopping)
+
+    monkeypatch.setattr(link.channel, "receive", receive)
+    return stopped
+
+
+def pid_of(link: Any) -> int:
+    return int(link.future.client.run(os.getpid, workers=[link.worker])[link.worker])
 
 
 @pytest.mark.parametrize("local", [True, False], ids=["local", "tls"])
@@ -245,7 +265,7 @@ def test_a_process_that_stops_within_a_fragment_holds_up_no_other(
     ):
         batches = iter(collector)
         next(batches)
-        stopped = stop_when(monkeypatch, collector._fleet.links[0], "arrive", None)
+        stopped = stop_while_receiving(monkeypatch, collector._fleet.links[0])
         assert wait_until(lambda: bool(next(batches)) and stopped.is_set())
         meanwhile = 0
         while collector.stats().incarnations == [0, 0]:
@@ -264,7 +284,7 @@ def test_a_process_that_stops_while_it_gets_weights_holds_up_no_other(
     with dask.config.set(settings), clusterenv.Collector(Counts, heavy, **options) as collector:
         batches = iter(collector)
         next(batches)
-        stopped = stop_when(monkeypatch, collector._fleet.links[0], "post", Frame.WEIGHTS)
+        stopped = stop_while_sending(monkeypatch, collector._fleet.links[0], Frame.WEIGHTS)
         versions = {0: 0, 1: 0}
         while not stopped.is_set() or versions[1] < collector.stats().version:
             if versions[1] == collector.stats().version:  # one after the other, and one more

@@ -45,6 +45,27 @@ def test_leaves_are_named_by_their_path() -> None:
     assert [leaf.name("obs") for leaf in Layout(SPACES["box"]).leaves] == ["obs"]
 
 
+def test_text_is_left_out_of_what_is_made_of_arrays() -> None:
+    space = spaces.Dict(
+        z=spaces.Tuple([spaces.Text(3), spaces.Discrete(2)]),
+        a=spaces.Dict(word=spaces.Text(3)),
+        b=spaces.Box(0, 1, (2,)),
+    )
+    layout = Layout(space)
+    columns = layout.empty(2)
+    layout.write(columns, 0, {"z": ("one", 1), "a": {"word": "two"}, "b": np.ones(2)})
+    names = [leaf.name("obs") for leaf in layout.leaves]
+    assert [names[k] for k in layout.objects] == ["obs.z.0", "obs.a.word"]
+    assert [leaf.is_text for leaf in layout.leaves] == [True, False, True, False]
+    nested = layout.nest_arrays([columns[k] for k in layout.arrays])
+    assert (list(nested), nested["a"]) == (["z", "a", "b"], {})
+    assert nested["b"] is columns[names.index("obs.b")]
+    assert nested["z"] == (columns[names.index("obs.z.1")],)
+    value = layout.value(column[0] for column in columns)
+    assert value["z"] == ("one", 1)
+    assert value["a"] == {"word": "two"}
+
+
 @pytest.mark.parametrize("value", [np.zeros(1, np.float32), np.float32(0), [0.0], np.zeros((3, 1))])
 def test_a_value_of_another_shape_is_refused_not_broadcast(value: Any) -> None:
     layout = Layout(SPACES["box"])

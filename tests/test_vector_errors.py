@@ -394,7 +394,7 @@ def test_wrong_number_of_attribute_values(envs: clusterenv.ClusterEnv) -> None:
 
 def test_a_wrong_timeout_closes_nothing(envs: clusterenv.ClusterEnv) -> None:
     envs.reset(seed=1)
-    with pytest.raises(errors.ConfigError, match="timeout='soon' is no time: 10, or '10s'"):
+    with pytest.raises(errors.ConfigError, match="timeout='soon' is no time: 10, '10s'"):
         envs.close(timeout="soon")
     envs.step([2] * 4)
 
@@ -503,9 +503,7 @@ def test_interpreter_exit_without_close_leaves_nothing_and_does_not_complain() -
     _, complaints = head.communicate(timeout=30)
     assert head.returncode == 0
     assert len(children) >= 2
-    # Dask itself may log a heartbeat that met the closing scheduler; nothing of ours complains.
-    assert "clusterenv" not in complaints
-    assert "Exception ignored" not in complaints
+    assert complaints == ""
     assert wait_until(lambda: all_gone(children))
 
 

@@ -196,3 +196,29 @@ class Slow(gym.Env[Any, Any]):
         time.sleep(self.seconds)
         self.taken += 1
         return self.observation_space.sample(), 1.0, self.taken == self.length, False, {}
+
+
+class Labelled(gym.Env[Any, Any]):
+    """Observations say where they are from: first seed, episode and step."""
+
+    observation_space = spaces.Box(0, np.inf, (3,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, length: int = 5) -> None:
+        self.length = length
+        self.episode = -1
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.first_seed = self.first_seed if seed is None else seed
+        self.episode += 1
+        self.taken = 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> Any:
+        self.taken += 1
+        over = self.taken == self.length
+        return self._observe(), 1.0, over, False, {}
+
+    def _observe(self) -> Any:
+        return np.array([self.first_seed, self.episode, self.taken], np.float32)

@@ -22,7 +22,7 @@ GIVEN = ("reward", "terminated", "truncated")
 """What environments give with every step, besides observations."""
 TAKEN = {
     *("obs", "next_obs", "action", "action_mask", *GIVEN),
-    *("env", "episode", "step", "version", "shard", "incarnation"),
+    *("env", "episode", "step", "version", "run", "shard", "incarnation"),
 }
 """Names of columns that rows have, or get where they are written: none for a policy's own."""
 
@@ -65,10 +65,14 @@ def room(block: Block, name: str, values: Column, rows: int) -> Column:
 def time_rows(
     block: Block, obs: Sequence[Column], span: range
 ) -> Iterator[tuple[int, list[Tensor], Slot]]:
-    """Yield time rows, the observations to act on and where the step's result goes."""
+    """Yield time rows, the observations to act on and where the step's result goes.
+
+    A policy acts on arrays; text is written like them, and no policy gets it.
+    """
     here, after = slice(span.start, span.stop), slice(span.start + 1, span.stop + 1)
     with torch.inference_mode(False):  # so that torch counts whoever changes them
-        views = [torch.from_numpy(column[here]).unbind(0) for column in obs]
+        arrays = [column for column in obs if column.dtype != object]
+        views = [torch.from_numpy(column[here]).unbind(0) for column in arrays]
     tensors = zip(*views, strict=True)
     following = zip(*(column[after] for column in obs), strict=True)
     flags = (block[name][here] for name in GIVEN)

@@ -111,7 +111,8 @@ class Chooser:
         Parameters
         ----------
         current
-            Observations, as nobody has changed them yet; torch must count whoever does.
+            Observations that are arrays, as nobody has changed them yet; torch must count
+            whoever does.
         block
             Columns of ``rows`` time rows; actions and the policy's own go to time row ``t``.
         step_of
@@ -128,7 +129,7 @@ class Chooser:
             self._switch(self._between())
         where = self._where
         where.t, where.step_of = t, step_of
-        obs: Any = self._layout.nest(current)
+        obs: Any = self._layout.nest_arrays(current)
         context, mask, allowed = self._context, None, self.mask.value
         if allowed is not None or self._masks_in_obs:
             mask = self._current_mask(obs, allowed)

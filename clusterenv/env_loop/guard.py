@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +28,8 @@ class _Bounds(NamedTuple):
 class Guard:
     """Looks at what a step wrote: are all numbers finite, and within bounds if that is asked.
 
+    Text that is kept must be strings that can be encoded as UTF-8.
+
     Shapes and dtypes are looked at where observations are written.
 
     Parameters
@@ -36,9 +39,11 @@ class Guard:
     bounds
         Whether an observation outside the bounds of its ``Box`` is a fault. Many environments
         leave their bounds now and then, so this is a choice.
+    text
+        Whether text is looked at.
     """
 
-    def __init__(self, space: spaces.Space[Any], bounds: bool) -> None:
+    def __init__(self, space: spaces.Space[Any], bounds: bool, text: bool = True) -> None:
         layout = Layout(space)
         self._names = [leaf.name("obs") for leaf in layout.leaves]
         self._floats = [
@@ -46,6 +51,7 @@ class Guard:
             for k, leaf in enumerate(layout.leaves)
             if leaf.is_array and np.issubdtype(leaf.dtype, np.floating)
         ]
+        self._texts = [k for k, leaf in enumerate(layout.leaves) if leaf.is_text and text]
         self._bounds: dict[int, _Bounds] = {}
         if bounds:
             for k, leaf in enumerate(layout.leaves):
@@ -73,7 +79,7 @@ class Guard:
             column = slot.obs[k]
             if not math.isfinite(np.vdot(column, column)):
                 return not self.faults(slot)
-        return True
+        return not self._texts or all(_is_text(slot.obs[k]) for k in self._texts)
 
     def faults(self, slot: Slot) -> dict[int, SpaceBroken]:
         """Return the environments that are at fault, by row, and why."""
@@ -83,6 +89,10 @@ class Guard:
         for k in self._floats:
             for row in _rows(~np.isfinite(slot.obs[k])):
                 self._note(found, row, k, slot.obs[k][row], "is not finite")
+        for k in self._texts:
+            for row, value in enumerate(slot.obs[k]):
+                if not _is_text([value]):
+                    self._note(found, row, k, value, "is not text")
         for k, (low, high) in self._bounds.items():
             for row in _rows((slot.obs[k] < low) | (slot.obs[k] > high)):
                 self._note(found, row, k, slot.obs[k][row], "is out of bounds")
@@ -102,11 +112,18 @@ class Guard:
         for fault in self.faults(slot).values():
             raise fault
 
-    def _note(
-        self, found: dict[int, SpaceBroken], row: int, k: int, value: Column, what: str
-    ) -> None:
+    def _note(self, found: dict[int, SpaceBroken], row: int, k: int, value: Any, what: str) -> None:
         shown = np.array2string(np.asarray(value), threshold=16, precision=6)
         found.setdefault(row, SpaceBroken(f"the observation {self._names[k]} {what}: {shown}"))
+
+
+def _is_text(values: Iterable[Any]) -> bool:
+    """Whether all values are strings that can be encoded; two calls for all of them."""
+    try:
+        "".join(values).encode()
+    except (TypeError, UnicodeEncodeError):
+        return False
+    return True
 
 
 def _rows(bad: npt.NDArray[np.bool_]) -> list[int]:

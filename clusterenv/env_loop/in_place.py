@@ -159,7 +159,7 @@ class InPlace(Filler):
         if isinstance(batch, np.ndarray) and batch.dtype == object:
             return [copy.deepcopy(batch[row]) for row in rows]  # may be views of what changes
         parts = list(batch_parts(self._engine.description.observation_space, batch))
-        return [self._layout.nest([np.array(part[row]) for part in parts]) for row in rows]
+        return [self._layout.value(copy.copy(part[row]) for part in parts) for row in rows]
 
     def _check_finals(self, ended: npt.NDArray[np.bool_], finals: Collection[int]) -> None:
         """Raise if an episode has ended of which the last observation is not known."""
@@ -205,8 +205,9 @@ class InPlace(Filler):
                 at = self._cut(row, place)
                 now = [place.block[name][t] for name in self._obs_names]
                 self._rebuild(mender, fault, action, now, at)
+                arrays = [now[k] for k in self._layout.arrays]
                 action[row] = self._chooser.act_again(
-                    *(row, now, place.block, t, self._horizon, place.step_of),
+                    *(row, arrays, place.block, t, self._horizon, place.step_of),
                     given=(*GIVEN, *self._obs_names),
                     first=place.state if t == 0 else None,
                 )
@@ -242,6 +243,6 @@ class InPlace(Filler):
         if block["terminated"][t - 1, row] or block["truncated"][t - 1, row]:
             return -1  # it had no step
         block["truncated"][t - 1, row] = True
-        final = [block[name][t, row].copy() for name in self._obs_names]
-        place.finals[(t - 1) * self._n + row] = self._layout.nest(final)
+        final = (copy.copy(block[name][t, row]) for name in self._obs_names)
+        place.finals[(t - 1) * self._n + row] = self._layout.value(final)
         return t - 1

@@ -33,22 +33,39 @@ from clusterenv.policies.base import Policy
 from clusterenv.schema import Layout
 from clusterenv.supervision import EnvFaults
 
-__all__ = ["EnvLoop", "check_spaces"]
+__all__ = ["TEXT", "EnvLoop", "check_spaces"]
 
+TEXT = ("refuse", "drop", "keep")
+"""What may become of text in observations."""
 _SPARE = 4  # blocks that are kept for the next fragments
 
 
-def check_spaces(observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
-    """Raise unless trajectories of these spaces have a tensor form."""
+def check_spaces(
+    observation_space: spaces.Space[Any], action_space: spaces.Space[Any], text: str = "refuse"
+) -> None:
+    """Raise unless a policy can act in these spaces.
+
+    Parameters
+    ----------
+    text
+        One of :data:`TEXT`. A policy gets tensors, so it never gets text.
+    """
     names = set()
-    for leaf in Layout(observation_space).leaves:
+    layout = Layout(observation_space)
+    for leaf in layout.leaves:
         if leaf.name("obs") in names:
             raise ConfigError(
                 f"two parts of the observation would both be the column {leaf.name('obs')}; "
                 "rename a key of the Dict space with a wrapper"
             )
         names.add(leaf.name("obs"))
-        if not leaf.is_array:
+        if leaf.is_text and text == "refuse":
+            raise ConfigError(
+                f"{leaf.name('obs')} is text, which has no tensor form: Collector(…, text='keep') "
+                "collects it as a column of strings, Collector(…, text='drop') leaves it out; the "
+                "policy acts on the rest of the observation"
+            )
+        if not leaf.is_array and not leaf.is_text:
             raise ConfigError(
                 f"{leaf.name('obs')} has no tensor form; leave it out with a wrapper: "
                 "wrappers=(lambda env: FilterObservation(env, ['image']),)"
@@ -58,6 +75,11 @@ def check_spaces(observation_space: spaces.Space[Any], action_space: spaces.Spac
                 f"{leaf.name('obs')} has no numbers, its shape is {leaf.shape}; leave it out with "
                 "a wrapper: wrappers=(lambda env: FilterObservation(env, ['image']),)"
             )
+    if not layout.arrays:
+        raise ConfigError(
+            f"a policy acts on tensors, and nothing in {observation_space} has a tensor form; "
+            "encode it with a wrapper such as gymnasium.wrappers.TransformObservation"
+        )
     if isinstance(action_space, (spaces.Dict, spaces.Tuple)) or not Layout(action_space).arrays:
         raise ConfigError(
             f"a policy acts in one array, but the action space is {action_space}; flatten it with "
@@ -86,6 +108,9 @@ class EnvLoop:
         raise; so does every engine if nothing is given.
     drawing
         The random numbers of the policy; without it, those of the process.
+    text
+        What becomes of text in observations, one of :data:`TEXT`: ``"keep"`` makes it a column
+        of strings, ``"drop"`` leaves it out.
     """
 
     def __init__(
@@ -97,9 +122,13 @@ class EnvLoop:
         seeds: Sequence[int | None],
         faults: EnvFaults | None = None,
         drawing: Drawing | None = None,
+        text: str = "refuse",
     ) -> None:
         about = engine.description
-        check_spaces(about.observation_space, about.action_space)
+        check_spaces(about.observation_space, about.action_space, text)
+        layout = Layout(about.observation_space)
+        texts = [leaf.name("obs") for leaf in layout.leaves if leaf.is_text]
+        self._dropped = texts if text == "drop" else []
         self._policy = policy
         self._annotates = type(policy).annotate is not Policy.annotate
         self._free: list[Block] = []
@@ -108,8 +137,10 @@ class EnvLoop:
         self._chooser = Chooser(policy, about, envs, self._drawing)
         if self._chooser.checks_all:
             engine.trust_actions()
-        guard = None if faults is None else Guard(about.observation_space, faults.bounds)
-        slot = Slot.empty(Layout(about.observation_space), engine.num_envs)
+        guard = None
+        if faults is not None:
+            guard = Guard(about.observation_space, faults.bounds, text=text == "keep")
+        slot = Slot.empty(layout, engine.num_envs)
         self._chooser.mask.note(engine.reset(slot, list(seeds), None, None))
         self._chooser.mask.settled = True
         self._filler: Filler
@@ -162,6 +193,8 @@ class EnvLoop:
         block = self._free.pop() if self._free else {}
         with torch.inference_mode():
             fragment = self._filler.fragment(block, fresh)
+            for name in self._dropped:
+                del fragment.columns[name], fragment.tail[name]
             if self._annotates:
                 with self._drawing:
                     annotate(fragment, self._policy)

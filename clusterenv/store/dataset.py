@@ -18,8 +18,7 @@ from gymnasium.envs.registration import EnvSpec
 from clusterenv.checks import check_flag, check_instance, check_path, shown
 from clusterenv.errors import ConfigError, EmptyStore, StoreNotWritten, UnknownEnv
 from clusterenv.schema import Column, Layout
-from clusterenv.store.manifest import read_manifest
-from clusterenv.store.reading import check_files, read_batches
+from clusterenv.store.snapshot import Snapshot, open_snapshot
 
 if TYPE_CHECKING:
     from minari import MinariDataset
@@ -27,14 +26,18 @@ if TYPE_CHECKING:
 __all__ = ["Episode", "episodes", "open_dataset", "to_minari"]
 
 logger = logging.getLogger("clusterenv")
-_KEY = ("shard", "incarnation", "env", "episode", "step")
+_SOURCE = ("run", "shard", "incarnation")  # the same for all rows of a batch
+_KEY = (*_SOURCE, "env", "episode", "step")
 
 
 def open_dataset(directory: str | Path, *, checksums: bool = True) -> pyarrow.dataset.Dataset:
     """Return the rows of a saved store, a journal or a collection, without holding them in memory.
 
+    It is a snapshot of the last commit: however often it is read, and whatever is committed
+    meanwhile, it has the same rows.
+
     DuckDB, Polars and pandas query it directly. ``next_obs`` is null except where no row holds
-    the next observation; elsewhere it is the ``obs`` of the row with the same ``shard``,
+    the next observation; elsewhere it is the ``obs`` of the row with the same ``run``, ``shard``,
     ``incarnation``, ``env`` and ``episode`` and the next ``step``. For stacked observations,
     ``obs`` is the newest frame.
 
@@ -62,10 +65,9 @@ def open_dataset(directory: str | Path, *, checksums: bool = True) -> pyarrow.da
     """
     path = check_path("directory", directory, "open_dataset('replay')")
     check_flag("checksums", checksums, "open_dataset('replay', checksums=False)")
-    manifest = read_manifest(path)
-    check_files(path, manifest, checksums)
-    files = [str(path / segment.file) for segment in manifest.segments]
-    return pyarrow.dataset.dataset(files, format="ipc")
+    snapshot = open_snapshot(path)
+    snapshot.check(checksums)
+    return snapshot.dataset()
 
 
 @dataclass(frozen=True)
@@ -85,12 +87,25 @@ def episodes(directory: str | Path) -> Iterator[Episode]:
     All rows are in memory meanwhile.
     """
     path = check_path("directory", directory, "episodes('replay')")
-    batches = list(read_batches(path, read_manifest(path)))
+    yield from _episodes(open_snapshot(path))
+
+
+def _episodes(snapshot: Snapshot) -> Iterator[Episode]:
+    batches = list(snapshot.batches())
     if not batches:
         return
-    names = [*_KEY[2:], "action", "reward", "terminated", "truncated", *batches[0].tail]
+    names = [
+        "env",
+        "episode",
+        "step",
+        "action",
+        "reward",
+        "terminated",
+        "truncated",
+        *batches[0].tail,
+    ]
     rows = {name: np.concatenate([batch.flat(name) for batch in batches]) for name in names}
-    for name in _KEY[:2]:
+    for name in _SOURCE:
         rows[name] = np.concatenate([np.full(b.num_rows, getattr(b, name)) for b in batches])
     tail = {
         name: np.concatenate([batch.tail[name] for batch in batches]) for name in batches[0].tail
@@ -181,7 +196,8 @@ def to_minari(
     check_instance("action_space", action_space, spaces.Space, right)
     layout = Layout(observation_space)
     names = [leaf.name("obs") for leaf in layout.leaves]
-    whole = list(episodes(path))
+    snapshot = open_snapshot(path)
+    whole = list(_episodes(snapshot))
     if not whole:
         raise EmptyStore(f"{path} holds no whole episode; collect more rows first")
     _check_space("observation_space", observation_space, "obs", whole[0].observations)
@@ -198,7 +214,7 @@ def to_minari(
         )
         for index, episode in enumerate(whole)
     ]
-    total = read_manifest(path).rows
+    total = snapshot.manifest.rows
     left_out = total - sum(len(buffer.rewards) for buffer in buffers)
     if left_out:
         logger.info("%d of %d rows are of episodes that are not whole; left out", left_out, total)

@@ -23,28 +23,14 @@ from clusterenv.arrow import to_sparse
 from clusterenv.batch import Batch
 from clusterenv.checks import check_flag, check_instance, check_path, check_whole
 from clusterenv.errors import ClosedError, SchemaMismatch, StoreNotWritten
+from clusterenv.store.files import create
 from clusterenv.store.lock import DirectoryLock
-from clusterenv.store.manifest import (
-    MANIFEST,
-    Manifest,
-    Segment,
-    as_json,
-    read_manifest,
-    row_files,
-    write_manifest,
-)
-from clusterenv.store.reading import read_batches, read_state
+from clusterenv.store.manifest import MANIFEST, as_json, read_manifest, row_files, write_manifest
+from clusterenv.store.manifest_fields import Manifest, Segment, check_block
 from clusterenv.store.segments import to_segment
 from clusterenv.store.stacks import Stack
 
-__all__ = [
-    "Journal",
-    "Manifest",
-    "Segment",
-    "read_batches",
-    "read_manifest",
-    "read_state",
-]
+__all__ = ["Journal"]
 
 _KINDS = ("rows", "state")
 
@@ -57,7 +43,7 @@ class _Beside:
         self.schema = schema
         self._part = path.with_name(f"{path.name}.part")
         self._crc = 0
-        self._file = self._part.open("wb")
+        self._file = create(self._part)
         try:
             self._arrow = pa.ipc.new_file(pa.PythonFile(self, "w"), schema)
         except BaseException:
@@ -146,10 +132,11 @@ class Journal:
             raise
         self._remove_strays()
         files = [path for kind in _KINDS for path in self._files(kind)]
-        self._serial = 1 + max((int(path.stem.split("-")[1]) for path in files), default=-1)
+        numbers = [int(path.name.split("-")[1].split(".")[0]) for path in files]
+        self._serial = 1 + max(numbers, default=-1)
 
     def _begin(self) -> Manifest:
-        if (self.directory / MANIFEST).exists() or row_files(self.directory):
+        if os.path.lexists(self.directory / MANIFEST) or row_files(self.directory):
             manifest = read_manifest(self.directory)
             kept = manifest.stack
             if (manifest.segments or manifest.store) and kept != self._stack:
@@ -177,7 +164,8 @@ class Journal:
         StoreNotWritten
             If the disk is full or gone; the last commit stays.
         ConfigError
-            If observations are not the stacks that they should be; nothing is written.
+            If it is no batch of a collector, or observations are not the stacks that they should
+            be; nothing is written.
         """
         check_instance("batch", batch, Batch, "journal.append(batch)")
         self._check_open()
@@ -185,6 +173,8 @@ class Journal:
             for name in self._stack.of(list(batch.tail)):
                 self._stack.frame(batch.flat(name).shape[1:])
                 self._stack.check(batch, name, thorough=not (self.pending or self.manifest.rows))
+        block = batch.num_rows, batch.num_envs, batch.policy_version
+        check_block(block)
         segment = to_segment(batch, self._stack)
         with self._writing():
             same = self._open is None or segment.schema.equals(self._open.schema, True)
@@ -193,7 +183,7 @@ class Journal:
             if self._open is None:
                 self._open = _Beside(self._new_file("rows"), segment.schema)
             self._open.add(segment)
-            self._blocks.append((batch.num_rows, batch.num_envs, batch.policy_version))
+            self._blocks.append(block)
             if sum(rows for rows, _, _ in self._blocks) >= self._segment_rows:
                 self._seal()
 
@@ -227,7 +217,8 @@ class Journal:
         StoreNotWritten
             If the disk is full or gone; the last commit stays.
         ConfigError
-            If the note cannot be written as JSON; nothing has changed.
+            If something given cannot be kept in a manifest, such as a note that JSON cannot hold;
+            what counts has not changed.
         """
         self._check_open()
         for name, count in (("keep", keep), ("end", end)):

@@ -61,12 +61,13 @@ class _Group:
 
 
 class Links:
-    """The newest row of every environment: its number, and where it is from."""
+    """The newest row of every environment of every run: its number, and where it is from.
+
+    Environments of two collectors have the same numbers, so each run has a table of its own.
+    """
 
     def __init__(self) -> None:
-        self._row = self._place = self._source = np.empty(0, np.int64)
-        self._sources: dict[tuple[int, int], int] = {}
-        self._groups: dict[bytes, _Group] = {}
+        self._runs: dict[int, _Run] = {}
 
     def check(self, batch: Batch) -> Envs:
         """Return the environments of a batch, for :meth:`add`.
@@ -78,10 +79,12 @@ class Links:
         """
         env = batch.flat("env")[: batch.num_envs]
         key = env.tobytes()
-        if key in self._groups:
+        run = self._runs.get(batch.run)
+        if run is not None and key in run.groups:
             return key, 0, 0
         low, high = int(env.min()), int(env.max())
-        if not 0 <= low <= high < _ENVS:
+        others = sum(other.num_envs for other in self._runs.values() if other is not run)
+        if not 0 <= low <= high < _ENVS - others:
             raise ConfigError(
                 f"the column 'env' goes from {low} to {high}; it numbers all environments, from 0"
             )
@@ -92,18 +95,47 @@ class Links:
     ) -> tuple[range, range] | tuple[Ints, Ints]:
         """Take a batch whose rows begin at ``start``; return which rows go on from which.
 
-        A row goes on from another if both are of one episode, one incarnation of one shard,
-        and follow each other; ``first`` is the oldest row that is still there.
+        A row goes on from another if both are of one run, one incarnation of one shard and one
+        episode, and follow each other; ``first`` is the oldest row that is still there.
 
         Returns
         -------
         before, after
             Numbers of rows; as ranges if all environments go on.
         """
-        width, last = batch.num_envs, start + batch.num_rows - batch.num_envs
+        run = self._runs.get(batch.run)
+        if run is None:
+            # Forget runs with no row left: a store may see any number of them.
+            self._runs = {number: old for number, old in self._runs.items() if old.end > first}
+            run = self._runs[batch.run] = _Run()
+        return run.add(batch, envs, start, first)
+
+
+class _Run:
+    """The newest row of every environment of one run."""
+
+    def __init__(self) -> None:
+        self._row = self._place = self._source = np.empty(0, np.int64)
+        self._sources: dict[tuple[int, int], int] = {}  # by shard and incarnation
+        self.groups: dict[bytes, _Group] = {}
+        self.end = 0
+        """Number of the row after the newest."""
+
+    @property
+    def num_envs(self) -> int:
+        """Environments that the table has room for."""
+        return len(self._row)
+
+    def add(
+        self, batch: Batch, envs: Envs, start: int, first: int
+    ) -> tuple[range, range] | tuple[Ints, Ints]:
+        """Take a batch of this run; as :meth:`Links.add`."""
+        width = batch.num_envs
+        self.end = start + batch.num_rows
+        last = self.end - width
         source = self._sources.setdefault((batch.shard, batch.incarnation), len(self._sources))
         key, low, high = envs
-        group = self._groups.get(key)
+        group = self.groups.get(key)
         if group is not None:
             at, row = group.go_on(batch, source, first), group.row
             group.end_with(batch, source, last, noted=False)
@@ -115,7 +147,7 @@ class Links:
         where = self._where(env, low, high)
         pairs = self._compare(batch, where, env, source, start, first)
         if isinstance(where, slice):
-            group = self._groups[key] = _Group(where, batch)
+            group = self.groups[key] = _Group(where, batch)
             group.end_with(batch, source, last, noted=True)
         return pairs
 
@@ -145,7 +177,7 @@ class Links:
 
     def _note_groups(self) -> None:
         """Bring the table of all environments up to date."""
-        for group in self._groups.values():
+        for group in self.groups.values():
             if not group.noted:
                 at = group.at
                 self._row[at] = np.arange(group.row, group.row + at.stop - at.start)
@@ -156,9 +188,9 @@ class Links:
         """Return where environments are; mostly these are neighbours."""
         self._grow(high + 1)
         # No environment is in two groups.
-        self._groups = {
+        self.groups = {
             key: group
-            for key, group in self._groups.items()
+            for key, group in self.groups.items()
             if group.at.stop <= low or group.at.start > high
         }
         neighbours = (env[1:] == env[:-1] + 1).all()

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from clusterenv.errors import StoreInUse, StoreUnreadable
+from clusterenv.store.files import open_regular
 
 __all__ = ["DirectoryLock"]
 
@@ -28,7 +29,7 @@ class DirectoryLock:
     def __init__(self, directory: Path) -> None:
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._fd = open_regular(directory / "lock", os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise StoreUnreadable(
                 f"{directory} cannot be written: {error}; choose a directory of your own"
@@ -44,9 +45,10 @@ class DirectoryLock:
                 holder = f"process {who}" if who else "another process"
                 advice = f"in {holder}; wait for it, stop it, or choose another directory"
             raise StoreInUse(f"{directory} is open {advice}") from error
-        with contextlib.suppress(OSError):  # a full disk; the number only helps to find us
-            os.ftruncate(self._fd, 0)
-            os.write(self._fd, f"{os.getpid()}\n".encode())
+        if os.fstat(self._fd).st_nlink == 1:  # by another name, it may be any file of the user's
+            with contextlib.suppress(OSError):  # a full disk; the number only helps to find us
+                os.ftruncate(self._fd, 0)
+                os.write(self._fd, f"{os.getpid()}\n".encode())
 
     def release(self) -> None:
         """Let others in; harmless when done twice."""

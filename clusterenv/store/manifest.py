@@ -7,21 +7,19 @@ import dataclasses
 import json
 import os
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from clusterenv.errors import ConfigError, StoreDamaged, StoreUnreadable
-from clusterenv.store.stacks import Stack
+from clusterenv.numeric import is_whole
+from clusterenv.store.files import create, read_file
+from clusterenv.store.manifest_fields import Manifest, parse
 
 __all__ = [
     "FORMAT",
     "MANIFEST",
-    "Manifest",
-    "Segment",
     "as_json",
     "damaged_manifest",
     "read_manifest",
@@ -29,41 +27,8 @@ __all__ = [
     "write_manifest",
 ]
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST = "manifest.json"
-
-
-@dataclass(frozen=True)
-class Segment:
-    """One file of rows."""
-
-    file: str
-    rows: int
-    nbytes: int
-    crc32: int
-    blocks: tuple[tuple[int, int, int], ...]
-    """Rows, environments and policy version of each batch in it."""
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What counts in a directory."""
-
-    end: int = 0
-    """Rows ever written, those that have left included."""
-    segments: tuple[Segment, ...] = ()
-    stack: Stack | None = None
-    store: Mapping[str, Any] = field(default_factory=dict)
-    """What makes the store again: capacity, sampler, random state."""
-    state: Segment | None = None
-    """The file of the sampler's state."""
-    note: Mapping[str, Any] = field(default_factory=dict)
-    """Whatever the user gave with the last commit."""
-
-    @property
-    def rows(self) -> int:
-        """Rows in all segments."""
-        return sum(segment.rows for segment in self.segments)
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -72,13 +37,13 @@ def read_manifest(directory: Path) -> Manifest:
     Raises
     ------
     StoreUnreadable
-        If there is no store, or one of another format.
+        If there is no store, or one of another format, or the manifest is no regular file.
     StoreDamaged
-        If it was altered, or is missing beside rows.
+        If it was altered, holds what no store writes, or is missing beside rows.
     """
     path = directory / MANIFEST
     try:
-        raw = path.read_bytes()
+        raw = read_file(path)
     except FileNotFoundError:
         if row_files(directory):
             raise StoreDamaged(damaged_manifest(directory, "is missing")) from None
@@ -90,23 +55,20 @@ def read_manifest(directory: Path) -> Manifest:
         raise StoreUnreadable(f"{path} cannot be read: {error}") from error
     try:
         envelope = json.loads(raw)
-        version = int(envelope["format"])
-        if version != FORMAT:
+        version = envelope["format"]
+        if is_whole(version) and version != FORMAT:
             raise StoreUnreadable(_other_format(directory, version))
-        text, crc = envelope["manifest"], envelope["crc32"]
-        if zlib.crc32(text.encode()) != crc:
+        text = envelope["manifest"]
+        if not is_whole(version) or zlib.crc32(text.encode()) != envelope["crc32"]:
             raise StoreDamaged(damaged_manifest(directory))
         found = json.loads(text)
-        segments = tuple(_segment(path, segment) for segment in found.pop("segments"))
-        state, stack = found.pop("state"), found.pop("stack")
-        return Manifest(
-            segments=segments,
-            state=None if state is None else _segment(path, state),
-            stack=None if stack is None else Stack(**stack),
-            **found,
-        )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise StoreDamaged(damaged_manifest(directory)) from error
+    try:
+        return parse(found)
+    except ConfigError as error:
+        fault = f"was not written by a store: {error}"
+        raise StoreDamaged(damaged_manifest(directory, fault)) from error
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
@@ -121,8 +83,8 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     envelope = {"format": FORMAT, "crc32": zlib.crc32(text.encode()), "manifest": text}
     part = directory / f"{MANIFEST}.part"
     try:
-        with part.open("w") as file:
-            json.dump(envelope, file)
+        with create(part) as file:
+            file.write(json.dumps(envelope).encode())
             file.flush()
             os.fsync(file.fileno())
         _sync(directory)  # the files that it names come first
@@ -186,12 +148,6 @@ def as_json(value: Any, what: str) -> str:
             f"{what} is kept as JSON, but {error}; give numbers, strings, lists and dictionaries: "
             "store.commit(checkpoint='learner-7.pt', step=7000)"
         ) from error
-
-
-def _segment(path: Path, raw: Mapping[str, Any]) -> Segment:
-    if Path(raw["file"]).name != raw["file"]:
-        raise StoreDamaged(f"{path} names the file {raw['file']!r}, outside its directory")
-    return Segment(**{**raw, "blocks": tuple(tuple(block) for block in raw["blocks"])})
 
 
 def _sync(directory: Path) -> None:

@@ -15,6 +15,7 @@ import psutil
 
 from clusterenv.errors import StoreTooLarge, StoreUnreadable
 from clusterenv.schema import Column
+from clusterenv.store.files import create
 from clusterenv.store.lock import DirectoryLock
 
 __all__ = ["InFiles", "InMemory", "Needed", "available_memory", "readable"]
@@ -109,7 +110,15 @@ class InFiles:
             )
         self._lock = DirectoryLock(directory)
         shutil.rmtree(self._directory, ignore_errors=True)  # of a process that was killed
-        self._directory.mkdir()
+        try:
+            self._directory.mkdir()
+            self._fd = os.open(self._directory, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            self._lock.release()
+            raise StoreUnreadable(
+                f"{self._directory} cannot be made: {error}; choose another directory: "
+                f"ReplayStore(..., directory={str(directory / 'replay')!r})"
+            ) from error
 
     def check(self, columns: Needed, sampler: Needed, capacity: int) -> None:
         """Raise if the disk has not so many bytes free, or memory for what the sampler keeps."""
@@ -119,18 +128,20 @@ class InFiles:
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Column:
         """Return an array that is a file; its blocks are taken now, so the disk cannot fill up."""
-        path = self._directory / urllib.parse.quote(name, safe="")  # keys may have slashes
+        path = Path(urllib.parse.quote(name, safe=""))  # keys may have slashes
         nbytes = max(1, dtype.itemsize * int(np.prod(shape, dtype=np.int64)))
-        with path.open("wb") as file:
+        with create(path, self._fd) as file:
             try:
                 os.posix_fallocate(file.fileno(), 0, nbytes)
             except OSError as error:
                 raise StoreTooLarge(
-                    f"{path} needs {readable(nbytes)}, which the disk does not have: {error}"
+                    f"{self._directory / path} needs {readable(nbytes)}, which the disk does not "
+                    f"have: {error}"
                 ) from error
-        return np.asarray(np.memmap(path, dtype, "r+", shape=shape))
+            return np.asarray(np.memmap(file, dtype, "r+", shape=shape))
 
     def close(self) -> None:
         """Remove the files."""
+        os.close(self._fd)
         shutil.rmtree(self._directory, ignore_errors=True)
         self._lock.release()

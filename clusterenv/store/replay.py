@@ -11,14 +11,15 @@ import pyarrow as pa
 
 from clusterenv.batch import Batch
 from clusterenv.checks import check_flag, check_path
-from clusterenv.errors import ConfigError, StoreDamaged, StoreUnreadable
+from clusterenv.errors import ConfigError, SchemaMismatch, StoreDamaged, StoreUnreadable
 from clusterenv.store.journal import Journal
-from clusterenv.store.manifest import MANIFEST, Manifest, as_json, read_manifest
+from clusterenv.store.manifest import MANIFEST, as_json
+from clusterenv.store.manifest_fields import generator_of
 from clusterenv.store.ratio import Ratio
-from clusterenv.store.reading import forged, read_batches, read_state, without_damaged
 from clusterenv.store.ring import Ring
 from clusterenv.store.samplers import Sampler, alike, described, from_description, shown
 from clusterenv.store.sampling import Replay
+from clusterenv.store.snapshot import Snapshot, forged, open_snapshot
 from clusterenv.store.specs import specs_of
 from clusterenv.store.stacks import Stack
 
@@ -214,8 +215,8 @@ class ReplayStore(Replay):
         """
         path = check_path("directory", directory, "ReplayStore.load('replay')")
         check_flag("skip_damaged", skip_damaged, "ReplayStore.load('replay', skip_damaged=True)")
-        manifest = read_manifest(path)
-        kept = manifest.store
+        snapshot = open_snapshot(path)
+        manifest, kept = snapshot.manifest, snapshot.manifest.store
         if not kept and not manifest.segments:
             raise StoreUnreadable(f"{directory} holds no store: nothing was committed there yet")
         if manifest.stack is not None:
@@ -223,10 +224,10 @@ class ReplayStore(Replay):
         if capacity is None:
             capacity = kept.get("capacity", max(1, manifest.rows))
         if sampler is None and kept:
-            sampler = from_description(kept["sampler"])
+            sampler = from_description(kept["sampler"], snapshot.directory / MANIFEST)
         store = cls(capacity, sampler=sampler, **{"side": kept.get("side", 0.1), **options})
         try:
-            store._load(path, manifest, skip_damaged)
+            store._load(snapshot, skip_damaged)
         except BaseException:
             store.close()
             raise
@@ -275,49 +276,55 @@ class ReplayStore(Replay):
                 f"{shown(kept['sampler'])}, not {shown(described(self.sampler))}; load it into "
                 "another: ReplayStore.load(...)"
             )
-        self._load(journal.directory, journal.manifest, skip_damaged=False)
+        self._load(Snapshot.of(journal.directory, journal.manifest), skip_damaged=False)
 
-    def _load(self, directory: Path, manifest: Manifest, skip_damaged: bool) -> None:
+    def _load(self, snapshot: Snapshot, skip_damaged: bool) -> None:
         if self._added:
             raise ConfigError(
-                f"the journal holds rows already, to which those of {directory} cannot be added: "
-                "ReplayStore.load(..., journal='a new directory')"
+                f"the journal holds rows already, to which those of {snapshot.directory} cannot be "
+                "added: ReplayStore.load(..., journal='a new directory')"
             )
-        written = manifest
-        if skip_damaged:
-            manifest = without_damaged(directory, manifest)
+        whole = not (skip_damaged and snapshot.damaged)
+        if not whole:
+            snapshot = snapshot.without_damaged()
         ratio, self.ratio = self.ratio, None  # it speaks of the future
         try:
-            for index, batch in enumerate(read_batches(directory, manifest)):
-                if self._ring is None:
-                    self._allocate(specs_of(batch))
-                if index == 0 and self._ring is not None:
-                    self._ring.start_at(manifest.end - manifest.rows)
-                self.add(batch)
+            self._add_all(snapshot)
         finally:
             self.ratio = ratio
-        self.note = manifest.note
-        kept = manifest.store
+        self.note, kept = snapshot.manifest.note, snapshot.manifest.store
         if kept:
-            with forged(directory / MANIFEST):
-                self._sampled = int(kept["sampled"])
-                self._rng.bit_generator.state = kept["random"]
-        if kept and self._ring is not None and manifest == written:
-            self._restore(directory, manifest, self._ring, skip_damaged)
+            self._sampled, self._rng = kept["sampled"], generator_of(kept["random"])
+            if self._ring is not None and whole and kept["position"]:
+                self._restore(snapshot, self._ring, skip_damaged)
 
-    def _restore(self, directory: Path, manifest: Manifest, ring: Ring, skip_damaged: bool) -> None:
+    def _add_all(self, snapshot: Snapshot) -> None:
+        manifest = snapshot.manifest
+        for segment in manifest.segments:
+            for batch in snapshot.batches_of(segment):
+                try:
+                    if self._ring is None:
+                        self._allocate(specs_of(batch))
+                    if not self._added and self._ring is not None:
+                        self._ring.start_at(manifest.end - manifest.rows)
+                    self.add(batch)
+                except (ConfigError, SchemaMismatch) as error:
+                    file = snapshot.directory / segment.file
+                    raise type(error)(f"{file} cannot be loaded: {error}") from error
+
+    def _restore(self, snapshot: Snapshot, ring: Ring, skip_damaged: bool) -> None:
         """Let rows leave that had left, and the sampler go on; unless there are other rows."""
-        kept = manifest.store
-        with forged(directory / MANIFEST):
-            if kept["capacity"] == self.capacity and ring.first <= kept["position"]["first"]:
-                ring.go_on_from(kept["position"])
-            same = (ring.first, ring.end) == (kept["position"]["first"], manifest.end)
+        manifest, kept = snapshot.manifest, snapshot.manifest.store
+        position = kept["position"]
+        if kept["capacity"] == self.capacity and ring.first <= position["first"]:
+            ring.go_on_from(position)
+        same = (ring.first, ring.end) == (position["first"], manifest.end)
         if not same or not alike(kept["sampler"], described(self.sampler)):
             return
         file = MANIFEST if manifest.state is None else manifest.state.file
         try:
-            state = read_state(directory, manifest)
-            with forged(directory / file):
+            state = snapshot.state()
+            with forged(snapshot.directory / file):
                 self.sampler.restore(state)
         except StoreDamaged:
             if not skip_damaged:

@@ -98,6 +98,7 @@ class Block:
     start: int
     end: int
     num_envs: int
+    run: int
     shard: int
     incarnation: int
     policy_version: int
@@ -208,7 +209,7 @@ class Ring:
         tail_slots, tail_at = self._take_side(owners)
         block = Block(
             *(self.end, self.end + rows, width),
-            *(batch.shard, batch.incarnation, batch.policy_version),
+            *(batch.run, batch.shard, batch.incarnation, batch.policy_version),
             *(owners, tail_slots),
         )
         pieces = self._pieces(self.end, rows)
@@ -437,6 +438,7 @@ class Ring:
             tail_rows=block.tail_rows[kept] - start,
             tail=self.observations(block.tail_slots[kept]),
             state=state,
+            run=block.run,
             shard=block.shard,
             incarnation=block.incarnation,
             policy_version=block.policy_version,

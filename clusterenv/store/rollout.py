@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from clusterenv.batch import Batch
+from clusterenv.batch import Batch, Rollout
 from clusterenv.checks import check_choice, check_instance, check_whole
 from clusterenv.errors import ConfigError, EmptyStore, StaleBatch
 from clusterenv.lending import Lender
@@ -18,36 +18,6 @@ from clusterenv.lending import Lender
 __all__ = ["Rollout", "RolloutStats", "RolloutStore"]
 
 Array = npt.NDArray[Any]
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """Fragments of one horizon, side by side along the environment axis.
-
-    Parameters
-    ----------
-    columns
-        One tensor per column of the batches, each ``[time, env, …]``.
-    tail_rows
-        Flat rows (``t * num_envs + e``) whose next observation is not the one a time
-        row below: every row that ended an episode and every row of the last time step.
-    tail
-        The true next observations of these rows, one tensor per observation column.
-    state
-        The recurrent state at the first time step, each ``[env, …]``; empty if the
-        policy has none.
-    """
-
-    columns: dict[str, torch.Tensor]
-    tail_rows: torch.Tensor
-    tail: dict[str, torch.Tensor]
-    state: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        try:
-            return self.columns[name]
-        except KeyError:
-            raise KeyError(f"no column {name!r}; there are {sorted(self.columns)}") from None
 
 
 @dataclass(frozen=True)
@@ -66,7 +36,7 @@ class RolloutStats:
 class _Fragment:
     """The arrays of a batch, still views of what was received."""
 
-    source: tuple[int, int]  # shard, incarnation
+    source: tuple[int, int, int]  # run, shard, incarnation
     horizon: int
     num_envs: int
     columns: Mapping[str, Array]
@@ -86,6 +56,9 @@ class _Fragment:
 
 class RolloutStore:
     """Gathers the fragments of one update and hands every accepted row out exactly once.
+
+    Fragments of several collectors may lie side by side, if they have one horizon and the same
+    columns. Nothing is joined; the numbers in the column ``env`` then repeat.
 
     Parameters
     ----------
@@ -137,7 +110,7 @@ class RolloutStore:
         """Take a fragment in, unless it is too far behind.
 
         Its arrays are kept, not copied, until :meth:`take`. The lag is counted from
-        ``newest_version``, the version published last.
+        ``newest_version``, the version that its collector published last.
 
         Returns
         -------
@@ -149,12 +122,18 @@ class RolloutStore:
         StaleBatch
             If the batch lags more than ``max_lag`` versions and ``stale="refuse"``.
         ConfigError
-            If its horizon or columns differ from those of the batches held, or its
-            version is newer than ``newest_version``.
+            If its horizon or columns differ from those of the batches held, a column is text, or
+            its version is newer than ``newest_version``.
         """
         check_instance("batch", batch, Batch, "store.add(batch, newest_version=version)")
         right = "store.add(batch, newest_version=collector.publish(policy))"
         newest_version = check_whole("newest_version", newest_version, right)
+        for name in batch.names:
+            if batch.flat(name).dtype == object:
+                raise ConfigError(
+                    f"column {name!r} is text, and a rollout is tensors; collect without it: "
+                    "Collector(…, text='drop')"
+                )
         lag = newest_version - batch.policy_version
         if lag < 0:
             raise ConfigError(
@@ -173,7 +152,7 @@ class RolloutStore:
             self._count(dropped_rows=batch.num_rows, dropped_batches=1)
             return False
         fragment = _Fragment(
-            source=(batch.shard, batch.incarnation),
+            source=(batch.run, batch.shard, batch.incarnation),
             horizon=batch.horizon,
             num_envs=batch.num_envs,
             columns={name: batch[name] for name in batch.names},
@@ -190,8 +169,9 @@ class RolloutStore:
     def take(self) -> Rollout:
         """Return all rows held as one rollout and empty the store.
 
-        Fragments lie side by side along the environment axis, ordered by shard and
-        incarnation, those of one shard as they arrived. The rollout owns its memory.
+        Fragments lie side by side along the environment axis, ordered by run, shard and
+        incarnation, those of one shard as they arrived: several collectors may fill one rollout.
+        The rollout owns its memory.
 
         Raises
         ------
@@ -225,7 +205,7 @@ def _check_alike(expected: Mapping[str, str], got: Mapping[str, str], shard: int
             raise ConfigError(
                 f"the batch of shard {shard} does not fit the batches held: {part} expected "
                 f"{expected.get(part, 'none')}, got {got.get(part, 'none')}; take() what is held "
-                "before adding batches of another collector"
+                "before adding batches that differ"
             )
 
 

@@ -21,6 +21,8 @@ from clusterenv.store.stacks import Stack, stack_starts
 
 __all__ = ["from_segment", "to_segment"]
 
+_SOURCE = {"run": np.int64, "shard": np.int32, "incarnation": np.int32}
+
 
 def to_segment(batch: Batch, stack: Stack | None = None) -> pa.RecordBatch:
     """Return a batch as one record batch."""
@@ -34,8 +36,8 @@ def to_segment(batch: Batch, stack: Stack | None = None) -> pa.RecordBatch:
             column = stack.newest(column)
         parts.append(to_arrow(name, np.ascontiguousarray(column)))
     parts += [
-        to_arrow(name, np.full(total, getattr(batch, name), np.int32))
-        for name in ("shard", "incarnation")
+        to_arrow(name, np.full(total, getattr(batch, name), dtype))
+        for name, dtype in _SOURCE.items()
     ]
     for name, tail in batch.tail.items():
         tail = tail[order]
@@ -59,11 +61,11 @@ def from_segment(
     columns: dict[str, Column] = {}
     sparse: dict[str, tuple[Any, Column]] = {}
     for field, array in zip(segment.schema, segment.columns, strict=True):
-        if pa.types.is_list(field.type):
+        if pa.types.is_list(field.type) or field.name.startswith("next_obs"):
             sparse[field.name] = from_sparse(field, array)
         else:
             columns[field.name] = from_arrow(field, array)
-    shard, incarnation = (int(columns.pop(name)[0]) for name in ("shard", "incarnation"))
+    run, shard, incarnation = (int(columns.pop(name)[0]) for name in _SOURCE)
     tail_rows, tail = np.empty(0, np.int64), {}
     observations = [name for name in columns if f"next_{name}" in sparse]
     stacked = [] if stack is None else stack.of(observations)
@@ -80,6 +82,7 @@ def from_segment(
         tail_rows=tail_rows,
         tail=tail,
         state=state,
+        run=run,
         shard=shard,
         incarnation=incarnation,
         policy_version=policy_version,
@@ -106,6 +109,8 @@ def _stacked(
 ) -> tuple[Column, Column]:
     """Put the stacks of rows and tails together from single frames."""
     rows, before = len(frames), stack.size - 1
+    if older.shape[1:] != (before, *frames.shape[1:]):
+        raise ValueError(f"older frames of shape {older.shape[1:]}, but stack={stack}")
     pool = np.concatenate([frames, older.reshape(-1, *frames.shape[1:]), tail])
     previous = np.arange(len(pool))
     previous[:rows] -= num_envs

@@ -53,7 +53,7 @@ class Specs:
     Raises
     ------
     SchemaMismatch
-        If a column is missing without which rows cannot be sampled.
+        If a column is missing without which rows cannot be sampled, or holds text.
     """
 
     rows: Mapping[str, Spec]
@@ -61,6 +61,13 @@ class Specs:
     state: Mapping[str, Spec]
 
     def __post_init__(self) -> None:
+        for name, spec in self.rows.items():
+            if spec.dtype.hasobject:
+                raise SchemaMismatch(
+                    f"column {name!r} is text, and a store holds numbers; collect without it, "
+                    "Collector(…, text='drop'), or write it to disk: "
+                    "clusterenv.store.Journal(directory).append(batch)"
+                )
         kinds = {name.split(".")[0] for name in self.rows}
         for name in _NEEDED:
             if name not in kinds:
@@ -198,7 +205,7 @@ def specs_of_schema(schema: pa.Schema) -> Specs:
     """Return the columns that an Arrow schema of batches describes."""
     rows = {field.name: Spec.of(from_arrow(field, pa.array([], field.type))) for field in schema}
     for name, spec in rows.items():
-        if spec.dtype.hasobject:
+        if spec.dtype.hasobject and not pa.types.is_string(schema.field(name).type):
             raise SchemaMismatch(
                 f"column {name!r} is of type {schema.field(name).type}, which a store cannot hold; "
                 "the schema of a batch: ReplayStore(..., schema=batch.record_batch.schema)"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from clusterenv.sync.divergence import Probe, mean_divergence
 from clusterenv.sync.rules import SyncRule
 from clusterenv.sync.weights import Weights, check_numbers, holds, lend, manifest_of, pack, tensors
 
-__all__ = ["Publisher", "probe_size"]
+__all__ = ["Prepared", "Publisher", "probe_size"]
 
 _PROBE = 128
 _EVALUATED_PARAMETERS = 2**25  # parameters × observations
@@ -35,6 +36,17 @@ def probe_size(policy: nn.Module) -> int:
     """
     parameters = sum(parameter.numel() for parameter in policy.parameters())
     return min(_PROBE, max(16, _EVALUATED_PARAMETERS // max(1, parameters)))
+
+
+class Prepared(NamedTuple):
+    """A version that can become the newest."""
+
+    weights: Weights
+    scalars: Mapping[str, float]
+    divergences: dict[int, float]
+    """From each version in use to this one."""
+    changed: bool
+    """Whether its weights differ from those of the version before."""
 
 
 class Publisher:
@@ -64,7 +76,7 @@ class Publisher:
         self._scratch: Policy = loads(dumps(policy)).eval()
         self._rule = rule
         self._layout = observations
-        self._obs_names = [leaf.name("obs") for leaf in observations.leaves]
+        self._obs_names = [leaf.name("obs") for leaf in observations.leaves if leaf.is_array]
         self._manifest = manifest_of(policy)
         self.probe = Probe(probe_size(policy))
         self.version = version
@@ -112,7 +124,8 @@ class Publisher:
         Parameters
         ----------
         obs, envs, mask
-            What a policy acted on: observations, global env indices, allowed actions.
+            What a policy acted on: observations that are arrays, global env indices, allowed
+            actions.
         state
             A recurrent policy's state there; where it is not known, versions are compared at the
             initial state.
@@ -140,6 +153,24 @@ class Publisher:
         Diverged
             If it has become NaN.
         """
+        return self.commit(self.prepare(policy, scalars))
+
+    def prepare(
+        self,
+        policy: Policy,
+        scalars: Mapping[str, float],
+        lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext(),  # noqa: B008
+    ) -> Prepared:
+        """Copy a new version's weights and compare it with those in use; nothing is published yet.
+
+        Parameters
+        ----------
+        policy, scalars
+            As for :meth:`publish`, which is this and :meth:`commit`.
+        lock
+            Guards what other threads change: the versions in use and the probe. It is held for
+            moments, and never while a policy is evaluated.
+        """
         check_numbers(policy, self.version)
         scalars = {**self._published, **scalars}
         weights = pack(policy, self._manifest, self.version + 1, self._lender)
@@ -148,48 +179,68 @@ class Publisher:
         divergences: dict[int, float] = {}
         if self._rule.needs_divergence and len(self.probe):
             began = time.perf_counter()
-            divergences = self._divergences(weights, scalars)
+            with lock:
+                # Until the commit a shard may take up the newest version, and no other.
+                used = {*self.in_use, self.version}
+                kept = {version: self._kept.get(version) for version in used}
+                rows = self.probe.rows() if self._probe_is_new(scalars) else None
+            divergences = self._divergences(weights, kept, rows, scalars)
             self.evaluation_seconds += time.perf_counter() - began
+        return Prepared(weights, scalars, divergences, changed)
+
+    def commit(self, prepared: Prepared) -> Announcement:
+        """Make a prepared version the newest; return what the shards are told of it."""
+        weights, scalars, divergences, changed = prepared
         self.version = weights.version
         self._same_since = self.version if changed else self._same_since
         used = {*self.in_use, self.version}
         kept = {**self._kept, self.version: weights}
         self._kept = {version: kept[version] for version in kept if version in used}
         self.announcements += 1
-        self._published = scalars
+        self._published = dict(scalars)
+        if divergences:
+            # A shard may have got a version that was replaced while it was on its way.
+            divergences = {version: divergences.get(version, math.inf) for version in self.in_use}
         return Announcement(self.version, divergences, scalars, self._same_since)
 
-    def _divergences(self, newest: Weights, scalars: Mapping[str, float]) -> dict[int, float]:
+    def _divergences(
+        self,
+        newest: Weights,
+        kept: Mapping[int, Weights | None],
+        rows: Mapping[str, Column] | None,
+        scalars: Mapping[str, float],
+    ) -> dict[int, float]:
         """Return the divergence from each version in use to the weights that become the newest."""
-        self._refresh(scalars)
+        if rows is not None:
+            self._take_probe(rows, scalars)
+        self._evaluated = {v: d for v, d in self._evaluated.items() if v in kept}
         with torch.inference_mode():
             becomes = self._evaluate(newest)
-            found = {
-                # A shard may have got a version that was replaced while it was on its way.
-                version: mean_divergence(self._evaluate(self._kept[version]), becomes)
-                if version in self._kept
-                else math.inf
-                for version in {*self.in_use}
+            return {
+                version: math.inf
+                if weights is None
+                else mean_divergence(self._evaluate(weights), becomes)
+                for version, weights in kept.items()
             }
-        self._evaluated[newest.version] = becomes
-        return found
 
-    def _refresh(self, scalars: Mapping[str, float]) -> None:
-        """Take a new look at the probe when all of it has been replaced, or the scalars have.
+    def _probe_is_new(self, scalars: Mapping[str, float]) -> bool:
+        """Whether all of the probe has been replaced since it was taken, or the scalars have.
 
         Until then the distributions of versions in use need not be computed again: a
         publish costs one evaluation, that of the new version.
         """
-        known = self._evaluated and self._scalars == scalars
-        if known and self.probe.added - self._probed < len(self.probe):
-            self._evaluated = {v: d for v, d in self._evaluated.items() if v in self.in_use}
-            return
-        seen = {name: torch.from_numpy(column) for name, column in self.probe.rows().items()}
-        self._observations = self._layout.nest([seen[name] for name in self._obs_names])
+        if not self._evaluated or self._scalars != scalars:
+            return True
+        return self.probe.added - self._probed >= len(self.probe)
+
+    def _take_probe(self, rows: Mapping[str, Column], scalars: Mapping[str, float]) -> None:
+        """Compare versions on these rows from now on."""
+        seen = {name: torch.from_numpy(column) for name, column in rows.items()}
+        self._observations = self._layout.nest_arrays([seen[name] for name in self._obs_names])
         allowed = seen.get("action_mask")
         if allowed is None and isinstance(self._observations, dict):
             allowed = self._observations.get("action_mask")
-        initial = self._scratch.initial_state(len(self.probe))
+        initial = self._scratch.initial_state(len(seen["env"]))
         state = {name: seen.get(f"state.{name}", tensor) for name, tensor in initial.items()}
         self._context = Context(seen["env"], scalars, state, allowed)
         self._probed, self._scalars = self.probe.added, dict(scalars)
@@ -200,6 +251,5 @@ class Publisher:
         if found is None:
             lend(self._scratch, self._manifest, weights)
             found = self._scratch.distribution(self._observations, self._context)
-            if weights.version in self.in_use:
-                self._evaluated[weights.version] = found
+            self._evaluated[weights.version] = found
         return found

@@ -20,7 +20,7 @@ class Account(NamedTuple):
 
 def check_rows(dataset: Path) -> Account:
     """Raise unless every row is there once, in episodes without a gap, none across a crash."""
-    keys = ["shard", "incarnation", "env", "episode"]
+    keys = ["run", "shard", "incarnation", "env", "episode"]
     columns = [*keys, "step", "obs", "terminated", "truncated"]
     arrow = clusterenv.open_dataset(dataset).to_table(columns=columns)
     lists = arrow["obs"].combine_chunks()
@@ -41,6 +41,4 @@ def check_rows(dataset: Path) -> Account:
     assert not inner.any(), "an episode goes on after its end"
     marks = groups["mark"].first()
     assert marks.duplicated().mean() < 0.001, "a stream is repeated"
-    return Account(
-        len(table), len(size), table[["shard", "incarnation"]].drop_duplicates().shape[0]
-    )
+    return Account(len(table), len(size), len(table[keys[:3]].drop_duplicates()))

@@ -29,18 +29,24 @@ N, HORIZON = 5, 16
 
 
 def loop_of(
-    policy: Policy, env: Any = World, *, engine: str = "gymnasium", **kwargs: Any
+    policy: Policy,
+    env: Any = World,
+    *,
+    engine: str = "gymnasium",
+    text: str = "refuse",
+    **kwargs: Any,
 ) -> EnvLoop:
     mode = AutoresetMode.SAME_STEP if engine == "gymnasium" else AutoresetMode.NEXT_STEP
     source = gym.spec(env) if isinstance(env, str) and engine != "envpool" else env
     recipe = Recipe(source, kwargs, engine=engine, autoreset_mode=mode)
-    return EnvLoop(build(recipe, 10, N), policy, 10, HORIZON, [13 + i for i in range(N)])
+    seeds = [13 + i for i in range(N)]
+    return EnvLoop(build(recipe, 10, N), policy, 10, HORIZON, seeds, text=text)
 
 
-@pytest.mark.parametrize("obs", ["box", "image", "dict", "nested"])
+@pytest.mark.parametrize("obs", ["box", "image", "dict", "nested", "text"])
 def test_rows_are_what_sync_vector_env_gives(obs: str) -> None:
     """Same seeds and actions: observations, rewards, flags and final observations."""
-    loop = loop_of(Cycle(5, start=2), obs=obs)
+    loop = loop_of(Cycle(5, start=2), obs=obs, text="keep")
     fragments = [loop.fragment(Acting(0, {})) for _ in range(3)]
     reference = SyncVectorEnv([lambda: World(obs=obs)] * N, autoreset_mode=AutoresetMode.SAME_STEP)
     now, _ = reference.reset(seed=13)  # environment 10 of the whole gets seed 3 + 10
@@ -51,7 +57,8 @@ def test_rows_are_what_sync_vector_env_gives(obs: str) -> None:
         actions = 2 + (np.arange(10, 10 + N) + step) % 5
         at = slice(t * N, (t + 1) * N)
         for name in names:
-            assert_same(fragment.columns[name][at], leaf(now, name))
+            column = fragment.columns[name][at]
+            assert_same(column, np.asarray(leaf(now, name), column.dtype))  # text is a tuple there
         after, reward, terminated, truncated, info = reference.step(actions)
         assert_same(fragment.columns["action"][at], actions)
         assert_same(fragment.columns["reward"][at], reward.astype(np.float32))
@@ -153,15 +160,16 @@ def same_step(final: str, obs: str) -> EnvLoop:
     spec = EnvSpec("SameStep-v0", entry_point="no:one", vector_entry_point=SameStep)
     kwargs = {"obs": obs, "final": final}
     engine = build(Recipe(spec, kwargs, engine="native", autoreset_mode=None), 10, N)
-    return EnvLoop(engine, Cycle(5, start=2), 10, HORIZON, [13 + i for i in range(N)])
+    seeds = [13 + i for i in range(N)]
+    return EnvLoop(engine, Cycle(5, start=2), 10, HORIZON, seeds, text="keep")
 
 
-@pytest.mark.parametrize("obs", ["box", "dict"])
+@pytest.mark.parametrize("obs", ["box", "dict", "text"])
 @pytest.mark.parametrize("final", ["objects", "batch"])
 def test_vector_environments_that_reset_in_the_same_step_give_the_rows_of_the_loop(
     final: str, obs: str
 ) -> None:
-    loops = same_step(final, obs), loop_of(Cycle(5, start=2), obs=obs)
+    loops = same_step(final, obs), loop_of(Cycle(5, start=2), obs=obs, text="keep")
     for version in range(4):
         found, expected = (loop.fragment(Acting(version, {})) for loop in loops)
         assert found.columns.keys() == expected.columns.keys()
@@ -453,6 +461,7 @@ def test_a_policy_annotates_whole_fragments(engine: str) -> None:
         ("dtype", "'priority' of shape .* and dtype <U4; expected numbers"),
         ("clash", "returned 'reward', which is the name of a column .* the fragment has obs, rew"),
         ("later", "returned 'next_obs', which is the name of a column .* or comes later"),
+        ("source", "returned 'run', which is the name of a column .* or comes later"),
     ],
 )
 def test_annotations_that_do_not_fit_are_named(fault: str, message: str) -> None:
@@ -492,8 +501,13 @@ def test_scalars_change_between_steps() -> None:
 
 
 def test_spaces_without_a_tensor_form_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"obs.mission has no tensor form"):
+    with pytest.raises(ConfigError, match=r"obs.mission is text.* text='keep'.* text='drop'"):
         loop_of(Cycle(), obs="text")
+    with pytest.raises(ConfigError, match=r"nothing in Text\(.* has a tensor form"):
+        check_spaces(gym.spaces.Text(4), gym.spaces.Discrete(2), text="keep")
+    graph = gym.spaces.Dict(net=gym.spaces.Graph(gym.spaces.Discrete(2), None))
+    with pytest.raises(ConfigError, match=r"obs.net has no tensor form"):
+        check_spaces(graph, gym.spaces.Discrete(2), text="drop")
     with pytest.raises(ConfigError, match="a policy acts in one array"):
         loop_of(Cycle(), act="dict")
     box = gym.spaces.Box(0, 1, (1,))

@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from distributed import Client
@@ -228,9 +229,16 @@ def test_the_command_that_goes_on_gives_the_same_options(monkeypatch: pytest.Mon
 
 
 def test_a_full_disk_is_told_without_a_traceback(
-    tmp_path: Path, client: Client, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    client: Client,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (tmp_path / "progress.tmp").symlink_to("/dev/full")  # where the rows of a run begin
+    def create(path: Path) -> BinaryIO:
+        path.symlink_to("/dev/full")
+        return path.open("wb")
+
+    monkeypatch.setattr("pipelines.sinks.create", create)  # where the logs of a run begin
     words = ["train", "ppo", "--env", "CartPole-v1", "--total-steps", "512", "--out", str(tmp_path)]
     address = str(client.scheduler.address)
     assert cli.main([*words, "--shards", "1", "--num-envs", "4", "--cluster", address]) == 1

@@ -24,6 +24,7 @@ from clusterenv.store import ReplayStore, Stack, Uniform
 from pipelines import dqn, ppo
 from pipelines.collect import Args, collect, cut, load_policy, main
 from pipelines.directories import note_of
+from pipelines.inspection import describe
 
 BOX = gym.spaces.Box(-1, 1, (4,), np.float32)
 TWO = gym.spaces.Discrete(2)
@@ -68,8 +69,13 @@ def test_a_dataset_has_exactly_the_rows_and_grows_with_another_session(
     assert (second.rows, second.collected) == (1_500, 723)
     table = clusterenv.open_dataset(out).to_table()
     assert table.num_rows == 1_500
-    sessions = table["incarnation"].to_numpy()
-    assert (sessions == np.repeat([0, 1], [777, 723])).all()
+    runs = table["run"].to_numpy()
+    assert runs[0] < runs[-1]
+    assert (runs == np.repeat([runs[0], runs[-1]], [777, 723])).all()
+    assert not table["incarnation"].to_numpy().any()
+    told = dict(describe(out))
+    assert told["collectors"].startswith("2:")
+    assert told["placed again"].startswith("0 times")
     starts = np.array(table["obs"].to_pylist())[table["step"].to_numpy() == 0]
     assert len(np.unique(starts, axis=0)) == len(starts)  # other seeds, other episodes
     assert len(ReplayStore.load(out)) == 1_500

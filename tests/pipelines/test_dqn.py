@@ -127,6 +127,7 @@ def test_returns_of_several_steps_are_discounted_by_their_length() -> None:
         tail_rows=np.array([2, 4]),
         tail={"obs": np.array([[9], [9]], np.float32)},
         state={},
+        run=0,
         shard=0,
         incarnation=0,
         policy_version=0,
@@ -329,13 +330,13 @@ def test_weights_move_when_the_softmax_of_values_has_diverged(tmp_path: Path, cl
 def check_rows(dataset: Path) -> int:
     """Fail unless every row follows the one before; return how many there are."""
     table = clusterenv.open_dataset(dataset).to_table()
-    names = ("incarnation", "env", "episode", "step")
+    names = ("run", "incarnation", "env", "episode", "step")
     keys = np.stack([table[name].to_numpy() for name in names], axis=1)
     assert len(np.unique(keys, axis=0)) == len(keys)
     ends = table["terminated"].to_numpy() | table["truncated"].to_numpy()
-    for incarnation, env in np.unique(keys[:, :2], axis=0):
-        mine = (keys[:, 0] == incarnation) & (keys[:, 1] == env)
-        episode, step, over = keys[mine, 2], keys[mine, 3], ends[mine]
+    for source in np.unique(keys[:, :3], axis=0):
+        mine = (keys[:, :3] == source).all(1)
+        episode, step, over = keys[mine, 3], keys[mine, 4], ends[mine]
         assert (episode[0], step[0]) == (0, 0)
         np.testing.assert_array_equal(episode[1:], episode[:-1] + over[:-1])
         np.testing.assert_array_equal(step[1:], np.where(over[:-1], 0, step[:-1] + 1))
@@ -391,7 +392,8 @@ def test_a_run_killed_in_the_middle_goes_on_with_the_same_command(
         assert values == sorted(values), name
     note = note_of(out / "replay")
     assert note["finished"]
-    assert note["incarnations"] == 2
+    runs = clusterenv.open_dataset(out / "replay").to_table(columns=["run"])["run"]
+    assert len(runs.unique()) == 2  # one of each collector
 
 
 def test_the_same_command_without_out_finds_its_run(

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 import torch
@@ -75,10 +76,17 @@ def test_what_lies_beyond_the_checkpoint_is_dropped(
     assert steps == [8, 16, 20]
 
 
-def test_a_checkpoint_that_finds_no_room_leaves_nothing_half_written(tmp_path: Path) -> None:
+def test_a_checkpoint_that_finds_no_room_leaves_nothing_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = Run(tmp_path)
     run.save({"steps": 1})
-    (tmp_path / "checkpoint.tmp").symlink_to("/dev/full")
+
+    def create(path: Path) -> BinaryIO:
+        path.symlink_to("/dev/full")
+        return path.open("wb")
+
+    monkeypatch.setattr("pipelines.run.create", create)
     with pytest.raises(OSError, match=r"No space left.*checkpoint\.pt"):
         run.save({"weights": torch.zeros(100_000)})
     assert run.load() == {"steps": 1}

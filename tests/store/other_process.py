@@ -118,9 +118,8 @@ def die_at(steps: int) -> None:
 
         return step
 
-    os.fsync = deadly(os.fsync)
-    for name in ("rename", "unlink", "open"):
-        setattr(Path, name, deadly(getattr(Path, name)))
+    for name in ("fsync", "rename", "unlink", "open"):
+        setattr(os, name, deadly(getattr(os, name)))
 
 
 def main() -> None:

@@ -17,7 +17,8 @@ from clusterenv import errors
 from clusterenv.store import Journal, Stack
 from clusterenv.store.dataset import episodes
 
-BOX = spaces.Box(-np.inf, np.inf, (5,), np.float32)
+KEY = ("run", "shard", "incarnation", "env", "episode", "step")
+BOX = spaces.Box(-np.inf, np.inf, (6,), np.float32)
 
 
 def written(fleet: Fleet, directory: Path, batches: int = 30, **options: object) -> list[Row]:
@@ -44,8 +45,7 @@ def test_every_row_is_there_once_with_its_provenance(tmp_path: Path) -> None:
     fleet = Fleet()
     rows = written(fleet, tmp_path)
     table = clusterenv.open_dataset(tmp_path).to_table()
-    names = ("shard", "incarnation", "env", "episode", "step")
-    found = list(zip(*(table[name].to_pylist() for name in names), strict=True))
+    found = list(zip(*(table[name].to_pylist() for name in KEY), strict=True))
     assert sorted(found) == sorted(row.key for row in rows)
     by_key = {row.key: row for row in rows}
     assert table["reward"].to_pylist() == [by_key[key].reward for key in found]
@@ -57,7 +57,7 @@ def test_next_obs_is_where_no_row_holds_it(tmp_path: Path) -> None:
     found = clusterenv.open_dataset(tmp_path).to_table().to_pylist()
     keys = {row.key for row in rows}
     for row in found:
-        key = tuple(row[name] for name in ("shard", "incarnation", "env", "episode", "step"))
+        key = tuple(row[name] for name in KEY)
         after = (*key[:-1], key[-1] + 1)
         if row["next_obs"] is not None:
             assert row["next_obs"] == [float(part) for part in after]
@@ -180,12 +180,12 @@ def test_to_minari_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.Monkey
         (
             spaces.Dict(a=BOX),
             spaces.Discrete(5),
-            r"observation_space=Dict.* has obs\.a of shape \(5,",
+            r"observation_space=Dict.* has obs\.a of shape \(6,",
         ),
         (
             spaces.Box(0, 1, (4,)),
             spaces.Discrete(5),
-            r"obs of shape \(4,\) .* obs of shape \(5,\);",
+            r"obs of shape \(4,\) .* obs of shape \(6,\);",
         ),
         (BOX, spaces.Box(0, 1, (2,)), r"action_space=Box.* action of shape \(2,\) .* shape \(\);"),
         (BOX, spaces.Dict(a=spaces.Discrete(5)), r"has action\.a of shape .* have action of shape"),

@@ -29,7 +29,8 @@ from clusterenv.errors import (
     StoreUnreadable,
 )
 from clusterenv.store import Journal, NStep, Prioritized, ReplayStore, Stack, Uniform
-from clusterenv.store.journal import read_batches, read_manifest
+from clusterenv.store.manifest import read_manifest
+from clusterenv.store.snapshot import open_snapshot
 
 Do = Callable[..., Any]
 
@@ -59,9 +60,7 @@ def other() -> Iterator[Do]:
 def rows_of(directory: Path) -> list[int]:
     """Return the steps of all rows that count, as they were written."""
     return [
-        int(step)
-        for batch in read_batches(directory, read_manifest(directory))
-        for step in batch.flat("step")
+        int(step) for batch in open_snapshot(directory).batches() for step in batch.flat("step")
     ]
 
 

@@ -215,14 +215,14 @@ def test_a_store_of_a_newer_version_is_refused_and_kept(tmp_path: Path) -> None:
     store, _ = filled()
     store.save(tmp_path)
     envelope, manifest = manifest_of(tmp_path)
-    forge(tmp_path, {**envelope, "format": 3}, manifest)
+    forge(tmp_path, {**envelope, "format": 4}, manifest)
     before = files(tmp_path)
     for attempt in (
         lambda: ReplayStore.load(tmp_path),
         lambda: store.save(tmp_path),
         lambda: ReplayStore(101, journal=tmp_path),
     ):
-        with pytest.raises(StoreUnreadable, match=r"has format 3, .* reads 2; .*pip install"):
+        with pytest.raises(StoreUnreadable, match=r"has format 4, .* reads 3; .*pip install"):
             attempt()
     assert files(tmp_path) == before
 
@@ -231,7 +231,7 @@ def test_a_store_of_an_older_format_is_named_with_what_to_do_and_kept(tmp_path: 
     store, _ = filled()
     store.save(tmp_path)
     envelope, manifest = manifest_of(tmp_path)
-    forge(tmp_path, {**envelope, "format": 1}, manifest)
+    forge(tmp_path, {**envelope, "format": 2}, manifest)
     before = files(tmp_path)
     for attempt in (
         lambda: ReplayStore.load(tmp_path),
@@ -241,7 +241,7 @@ def test_a_store_of_an_older_format_is_named_with_what_to_do_and_kept(tmp_path: 
     ):
         with pytest.raises(
             StoreUnreadable,
-            match=r"has format 1, .* reads 2; an older one .*rows-\d+\.arrow\. .*store\.save\(",
+            match=r"has format 2, .* reads 3; an older one .*rows-\d+\.arrow\. .*store\.save\(",
         ):
             attempt()
     assert files(tmp_path) == before
@@ -254,7 +254,9 @@ def test_a_manifest_that_names_files_elsewhere_is_refused(name: str, tmp_path: P
     envelope, manifest = manifest_of(tmp_path)
     manifest["segments"][0]["file"] = name
     forge(tmp_path, envelope, manifest)
-    with pytest.raises(StoreDamaged, match=rf"manifest\.json names the file '{name}', outside"):
+    with pytest.raises(
+        StoreDamaged, match=rf"manifest\.json .* segments\[0\]: file is '{name}', not"
+    ):
         ReplayStore.load(tmp_path)
 
 
@@ -264,9 +266,9 @@ def test_a_manifest_that_names_files_elsewhere_is_refused(name: str, tmp_path: P
         b"",
         b"{",
         b"[1, 2]",
-        b'{"format": 2}',
-        b'{"format": 2, "crc32": 5, "manifest": 7}',
-        b'{"format": 2, "crc32": 0, "manifest": ""}',
+        b'{"format": 3}',
+        b'{"format": 3, "crc32": 5, "manifest": 7}',
+        b'{"format": 3, "crc32": 0, "manifest": ""}',
         b"\xff\xfe\x00",
         None,
     ],
@@ -490,7 +492,7 @@ def test_a_limit_of_the_container_counts_without_files_in_memory(
 def test_the_store_says_what_it_takes() -> None:
     store, _ = filled(1)
     assert store._ring is not None
-    assert store.nbytes == store.stats.nbytes > 101 * (5 * 4 + 4 + 1 + 1 + 8 + 4 * 4 + 8)
+    assert store.nbytes == store.stats.nbytes > 101 * (6 * 4 + 4 + 1 + 1 + 8 + 4 * 4 + 8)
 
 
 # Columns in files
@@ -540,7 +542,7 @@ def test_keys_with_slashes_have_files_too(tmp_path: Path) -> None:
     batch._columns, batch.tail = columns, tail
     with ReplayStore(100, directory=tmp_path / "a") as store:
         store.add(batch)
-        assert store.sample(3)["next_obs.left/../arm"].shape == (3, 5)
+        assert store.sample(3)["next_obs.left/../arm"].shape == (3, 6)
         assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 

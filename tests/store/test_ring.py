@@ -161,7 +161,7 @@ def test_observations_of_long_episodes_take_at_most_a_tenth_more() -> None:
         store.add(batch)
         added += rows
     assert store._ring is not None
-    assert store._ring.columns["obs"].nbytes <= 1.1 * capacity * 5 * 4
+    assert store._ring.columns["obs"].nbytes <= 1.1 * capacity * 6 * 4
     assert len(store) > 0.99 * capacity
     check(store, added, Vector())
 
@@ -211,6 +211,7 @@ def test_the_order_of_columns_does_not_matter() -> None:
             tail_rows=second.tail_rows,
             tail=dict(reversed(second.tail.items())),
             state={},
+            run=second.run,
             shard=second.shard,
             incarnation=second.incarnation,
             policy_version=0,
@@ -228,13 +229,13 @@ TAIL = GOOD.tail["obs"]
     ("other", "message"),
     [
         (changed(GOOD, action=np.ones(ROWS, np.int32)), r"'action' expected int64 .*got int32"),
-        (changed(GOOD, obs=np.ones((ROWS, 7), np.float32)), r"'obs' expected .*\[5\], got .*\[7\]"),
+        (changed(GOOD, obs=np.ones((ROWS, 7), np.float32)), r"'obs' expected .*\[6\], got .*\[7\]"),
         (changed(GOOD, version=None), r"column 'version' expected int32 .*, got none"),
         (changed(GOOD, value=np.ones(ROWS)), r"column 'value' expected none, got float64"),
         (changed(GOOD, state={}), r"state 'h' expected float32 \[3\], got none"),
         (changed(GOOD, state={"h": np.ones((3, 9), np.float32)}), r"'h' expected .*got .*\[9\]"),
         (changed(GOOD, state={"h": np.ones((1, 3), np.float32)}), r"state 'h' .* 1 .* 3 env"),
-        (changed(GOOD, tail={"obs": TAIL[:, :1]}), r"next 'obs' expected .*\[5\], got .*\[1\]"),
+        (changed(GOOD, tail={"obs": TAIL[:, :1]}), r"next 'obs' expected .*\[6\], got .*\[1\]"),
         (changed(GOOD, tail={"obs": TAIL[:1]}), r"next 'obs' .* 1 .* \d+ tail_rows"),
         (changed(GOOD, tail={}), r"next 'obs' expected .*got none"),
     ],

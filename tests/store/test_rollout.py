@@ -38,7 +38,7 @@ def fragment(
         num_envs,
         tail_rows=tail_rows,
         tail={"obs": flat["obs"][tail_rows] + np.float32(0.5)},
-        **{"state": {}, "shard": 0, "incarnation": 0, "policy_version": 0, **more},
+        **{"state": {}, "run": 0, "shard": 0, "incarnation": 0, "policy_version": 0, **more},
     )
 
 
@@ -71,6 +71,15 @@ def test_tail_rows_point_at_the_same_rows_after_joining() -> None:
     # Each true next observation still belongs to its row.
     obs = rollout["obs"].flatten(0, 1)
     assert torch.equal(obs[rollout.tail_rows] + 0.5, rollout.tail["obs"])
+
+
+def test_next_observations_of_a_rollout_are_those_of_its_batches() -> None:
+    store = RolloutStore()
+    batches = [fragment(num_envs=2, ended=[3]), fragment(first_env=2, num_envs=3, shard=1)]
+    for batch in batches:
+        store.add(batch, 0)
+    expected = np.concatenate([batch.next_obs()["obs"] for batch in batches], 1)
+    assert np.array_equal(store.take().next_obs()["obs"].numpy(), expected)
 
 
 def test_state_is_joined_along_the_environments() -> None:
@@ -181,6 +190,19 @@ def test_an_unknown_column_names_those_there_are() -> None:
 def test_settings_that_cannot_work_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"RolloutStore\("):
         RolloutStore(**bad)
+
+
+def test_fragments_of_two_collectors_lie_side_by_side_each_with_its_own_tail() -> None:
+    store = RolloutStore()
+    for run, shard in [(9, 0), (4, 1), (9, 1), (4, 0)]:  # the same environments in both
+        label = np.full((3, 2), 10 * run + shard, np.float32)
+        batch = fragment(first_env=2 * shard, run=run, shard=shard, columns={"label": label})
+        store.add(batch, newest_version=0)
+    rollout = store.take()
+    assert rollout["label"][0].tolist() == [40, 40, 41, 41, 90, 90, 91, 91]
+    assert sorted(rollout.tail_rows.tolist()) == list(range(16, 24))  # the last row of each
+    obs = rollout["obs"].flatten(0, 1)
+    assert torch.equal(obs[rollout.tail_rows] + 0.5, rollout.tail["obs"])
 
 
 def test_only_a_batch_and_a_version_can_be_added() -> None:

@@ -386,7 +386,7 @@ def test_sequences_stay_in_their_episode_and_begin_where_they_should(
         gone = len(added) - len(store)
         there = added[gone:]
         sample = store.sample(20, columns=("env", "episode", "step"))
-        assert sample["obs"].shape == (20, total, 5)
+        assert sample["obs"].shape == (20, total, 6)
         assert sample["mask"].shape == (20, total)
         for i, number in enumerate(sample["indices"].tolist()):
             row = added[number]
@@ -552,7 +552,7 @@ def test_recent_batches_have_the_shape_they_came_in() -> None:
     sample = store.sample(columns=("version",))
     same(sample, {name: batch[name] for name in (*batch.tail, "reward", "truncated", "version")})
     following = observations(rows, fleet.content, 1)
-    np.testing.assert_array_equal(sample["next_obs.b"], following["obs.b"].reshape(4, 3, 2, 2))
+    np.testing.assert_array_equal(sample["next_obs.b"], following["obs.b"].reshape(4, 3, 2, 3))
 
 
 def test_recent_does_not_cut_batches() -> None:

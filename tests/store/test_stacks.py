@@ -152,8 +152,8 @@ def test_an_axis_along_which_no_frames_lie_is_refused(stack: Stack) -> None:
 
 
 def test_vectors_are_no_stacks() -> None:
-    with pytest.raises(ConfigError, match=r"stack=5 .*does not|would change it|leave stack="):
-        fill(ReplayStore(100, stack=5), Fleet(Vector()), 3)
+    with pytest.raises(ConfigError, match=r"stack=6 .*does not|would change it|leave stack="):
+        fill(ReplayStore(100, stack=6), Fleet(Vector()), 3)
 
 
 @pytest.mark.parametrize("size", [1, 0, -4])

@@ -7,9 +7,10 @@ these rows. Anything with the methods of :class:`Sampler` is one.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from clusterenv.errors import StoreUnreadable
+from clusterenv.errors import StoreDamaged, StoreUnreadable
 from clusterenv.store.samplers.base import Draw, Sampler, check_sampler
 from clusterenv.store.samplers.nstep import NStep
 from clusterenv.store.samplers.recent import Recent
@@ -59,22 +60,30 @@ def shown(description: Mapping[str, Any]) -> str:
     return f"{description['kind']}(...{base})"
 
 
-def from_description(description: Mapping[str, Any]) -> Sampler:
-    """Make the sampler that was :func:`described`.
+def from_description(description: Mapping[str, Any], manifest: Path) -> Sampler:
+    """Make the sampler that was :func:`described` in a manifest.
 
     Raises
     ------
     StoreUnreadable
         If it is not one of ours.
+    StoreDamaged
+        If it cannot have these settings.
     """
     kind = _KNOWN.get(description["kind"])
     if kind is None:
         raise StoreUnreadable(
-            f"the store was saved with a sampler {description['kind']!r} of your own; pass it: "
-            f"ReplayStore.load(directory, sampler={description['kind']}(...))"
+            f"{manifest} is of a store with a sampler {description['kind']!r} of your own; pass "
+            f"it: ReplayStore.load(directory, sampler={description['kind']}(...))"
         )
     settings = dict(description["settings"])
     if description["base"] is not None:
-        settings["base"] = from_description(description["base"])
-    sampler: Sampler = kind(**settings)
+        settings["base"] = from_description(description["base"], manifest)
+    try:
+        sampler: Sampler = kind(**settings)
+    except (TypeError, ValueError) as error:
+        raise StoreDamaged(
+            f"{manifest} was not written by a store: its sampler is {shown(description)} with "
+            f"{settings}, but {error}"
+        ) from error
     return sampler

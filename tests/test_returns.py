@@ -1,11 +1,11 @@
-"""Advantages, computed by hand."""
+"""Advantages and next values, computed by hand."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from pipelines.gae import advantages, next_values
+from clusterenv.returns import gae, next_values
 
 GAMMA, LAM = 0.9, 0.8
 
@@ -35,7 +35,7 @@ def test_a_last_row_without_a_tail_value_shows() -> None:
 
 
 def test_the_last_row_bootstraps() -> None:
-    got = advantages(column(1, 1, 1), column(2, 2, 2), column(2, 2, 5), NEVER, NEVER, GAMMA, LAM)
+    got = gae(column(1, 1, 1), column(2, 2, 2), column(2, 2, 5), NEVER, NEVER, GAMMA, LAM)
     last = 1 + 0.9 * 5 - 2
     middle = 1 + 0.9 * 2 - 2 + 0.72 * last
     first = 1 + 0.9 * 2 - 2 + 0.72 * middle
@@ -43,9 +43,7 @@ def test_the_last_row_bootstraps() -> None:
 
 
 def test_termination_neither_bootstraps_nor_looks_past_the_end() -> None:
-    got = advantages(
-        column(1, 1, 1), column(2, 2, 2), column(2, 99, 5), flags(0, 1, 0), NEVER, GAMMA, LAM
-    )
+    got = gae(column(1, 1, 1), column(2, 2, 2), column(2, 99, 5), flags(0, 1, 0), NEVER, GAMMA, LAM)
     middle = 1 - 2
     first = 1 + 0.9 * 2 - 2 + 0.72 * middle
     torch.testing.assert_close(got, column(first, middle, 1 + 0.9 * 5 - 2))
@@ -54,14 +52,14 @@ def test_termination_neither_bootstraps_nor_looks_past_the_end() -> None:
 def test_truncation_bootstraps_from_the_true_final_observation_only() -> None:
     # The value one row below, 2, is of the next episode; that of the final observation is 7.
     following = next_values(column(2, 2, 2), torch.tensor([1, 2]), torch.tensor([7.0, 5.0]))
-    got = advantages(column(1, 1, 1), column(2, 2, 2), following, NEVER, flags(0, 1, 0), GAMMA, LAM)
+    got = gae(column(1, 1, 1), column(2, 2, 2), following, NEVER, flags(0, 1, 0), GAMMA, LAM)
     middle = 1 + 0.9 * 7 - 2
     first = 1 + 0.9 * 2 - 2 + 0.72 * middle
     torch.testing.assert_close(got, column(first, middle, 1 + 0.9 * 5 - 2))
 
 
 def test_terminated_wins_where_an_episode_is_also_truncated() -> None:
-    got = advantages(column(1), column(2), column(7), flags(1), flags(1), GAMMA, LAM)
+    got = gae(column(1), column(2), column(7), flags(1), flags(1), GAMMA, LAM)
     torch.testing.assert_close(got, column(-1))
 
 
@@ -69,9 +67,9 @@ def test_environments_do_not_touch_each_other() -> None:
     torch.manual_seed(0)
     rewards, values, following = torch.randn(3, 6, 4)
     terminated, truncated = torch.rand(2, 6, 4) < 0.2
-    both = advantages(rewards, values, following, terminated, truncated, GAMMA, LAM)
+    both = gae(rewards, values, following, terminated, truncated, GAMMA, LAM)
     for env in range(4):
-        alone = advantages(
+        alone = gae(
             *(x[:, [env]] for x in (rewards, values, following, terminated, truncated)), GAMMA, LAM
         )
         torch.testing.assert_close(both[:, [env]], alone)
@@ -80,7 +78,7 @@ def test_environments_do_not_touch_each_other() -> None:
 def test_with_lam_1_it_is_the_n_step_return() -> None:
     rewards, values = column(1, 2, 3), column(4, 5, 6)
     following = next_values(values, torch.tensor([2]), torch.tensor([10.0]))
-    got = advantages(rewards, values, following, NEVER, NEVER, GAMMA, lam=1.0)
+    got = gae(rewards, values, following, NEVER, NEVER, GAMMA, lam=1.0)
     returns = [
         1 + 0.9 * 2 + 0.81 * 3 + 0.729 * 10,
         2 + 0.9 * 3 + 0.81 * 10,
@@ -91,12 +89,38 @@ def test_with_lam_1_it_is_the_n_step_return() -> None:
 
 def test_with_lam_0_it_is_the_temporal_difference() -> None:
     rewards, values, following = column(1, 2, 3), column(4, 5, 6), column(5, 6, 10)
-    got = advantages(rewards, values, following, NEVER, NEVER, GAMMA, lam=0.0)
+    got = gae(rewards, values, following, NEVER, NEVER, GAMMA, lam=0.0)
     torch.testing.assert_close(got, rewards + 0.9 * following - values)
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.5, 1.0])
 def test_nothing_of_a_terminated_rows_next_value_is_used(lam: float) -> None:
     nan = column(float("nan"))
-    got = advantages(column(1), column(0), nan, flags(1), flags(0), GAMMA, lam)
+    got = gae(column(1), column(0), nan, flags(1), flags(0), GAMMA, lam)
     torch.testing.assert_close(got, column(1))
+
+
+def test_targets_carry_no_gradient() -> None:
+    values = column(1, 2, 3).requires_grad_()
+    following = next_values(values, torch.tensor([2]), torch.ones(1, requires_grad=True))
+    assert not following.requires_grad
+    assert not gae(values, values, values, NEVER, NEVER, GAMMA, LAM).requires_grad
+
+
+def test_values_of_a_transposed_rollout_are_followed_all_the_same() -> None:
+    values = torch.arange(6.0).reshape(3, 2).t().contiguous().t()
+    following = next_values(values, torch.tensor([4, 5]), torch.tensor([7.0, 8.0]))
+    assert following.tolist() == [[2, 3], [4, 5], [7, 8]]
+
+
+def test_a_critics_last_dimension_is_refused_not_broadcast() -> None:
+    rows = torch.tensor([2])
+    with pytest.raises(ValueError, match=r"values must be \[time, env\], got \[3, 1, 1\].*squeeze"):
+        next_values(torch.ones(3, 1, 1), rows, torch.ones(1))
+    with pytest.raises(ValueError, match=r"tail_values must be \[k\].* got \[1, 1\].*squeeze"):
+        next_values(column(1, 2, 3), rows, torch.ones(1, 1))
+    good = column(1, 2, 3)
+    with pytest.raises(ValueError, match=r"values is not: rewards \[3, 1\], values \[3\]"):
+        gae(good, good[:, 0], good, NEVER, NEVER, GAMMA, LAM)
+    with pytest.raises(ValueError, match=r"truncated must be boolean, got torch.float32"):
+        gae(good, good, good, NEVER, good, GAMMA, LAM)

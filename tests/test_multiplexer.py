@@ -11,21 +11,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clusterenv.channel import Channel
+from clusterenv.channel import Channel, Header
 from clusterenv.errors import ChannelClosed
 from clusterenv.frames import Frame
+from clusterenv.multiplexer import Message, Multiplexer
 from clusterenv.supervision import Pulse
-from clusterenv.switchboard import Message, Switchboard
 
 
 class End:
-    """What a switchboard knows of a shard, and the shard's own end."""
+    """What a multiplexer knows of a shard, and the shard's own end."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         self.channel, self.shard = Channel(ours), Channel(theirs)
         self.socket = theirs
         self.pulse = Pulse(time.monotonic())
+
+
+def place(_end: End, header: Header, _blob: Any) -> list[Any]:
+    return [np.empty(header.body, np.uint8)]
 
 
 @pytest.fixture
@@ -38,19 +42,19 @@ def ends() -> Iterator[list[Any]]:
 
 
 @pytest.fixture
-def switchboard(ends: list[Any]) -> Iterator[Switchboard]:
-    switchboard = Switchboard()
+def multiplexer(ends: list[Any]) -> Iterator[Multiplexer]:
+    multiplexer = Multiplexer(place)
     for end in ends:
-        switchboard.add(end)
-    yield switchboard
-    switchboard.close()
+        multiplexer.add(end)
+    yield multiplexer
+    multiplexer.close()
 
 
-def hear(switchboard: Switchboard, count: int) -> list[tuple[Any, Message]]:
+def hear(multiplexer: Multiplexer, count: int) -> list[tuple[Any, Message]]:
     heard: list[Any] = []
     deadline = time.monotonic() + 30
     while len(heard) < count and time.monotonic() < deadline:
-        heard += switchboard.listen(0.5)
+        heard += multiplexer.listen(0.5)
     return heard
 
 
@@ -64,20 +68,20 @@ def raw(kind: int, body: bytes) -> bytes:
     return frame
 
 
-def test_part_of_a_frame_holds_up_nobody(switchboard: Switchboard, ends: list[Any]) -> None:
+def test_part_of_a_frame_holds_up_nobody(multiplexer: Multiplexer, ends: list[Any]) -> None:
     frame = raw(Frame.FRAGMENT, b"abcdef")
     for cut in range(1, len(frame)):
         ends[0].socket.sendall(frame[:cut])
         ends[1].shard.send(Frame.PULL)
-        ((speaker, message),) = hear(switchboard, 1)
+        ((speaker, message),) = hear(multiplexer, 1)
         assert (speaker, message.kind) == (ends[1], Frame.PULL)
         ends[0].socket.sendall(frame[cut:])
-        ((speaker, message),) = hear(switchboard, 1)
-        assert (speaker, bytes(message.body)) == (ends[0], b"abcdef")
+        ((speaker, message),) = hear(multiplexer, 1)
+        assert (speaker, bytes(message.body[0])) == (ends[0], b"abcdef")
 
 
 def test_one_whose_bytes_never_cease_leaves_others_their_turn(
-    switchboard: Switchboard, ends: list[Any]
+    multiplexer: Multiplexer, ends: list[Any]
 ) -> None:
     over = threading.Event()
 
@@ -92,22 +96,22 @@ def test_one_whose_bytes_never_cease_leaves_others_their_turn(
     pouring.start()
     for _ in range(3):
         ends[1].shard.send(Frame.PULL)
-        speakers = [speaker for speaker, _ in hear(switchboard, 1)]
+        speakers = [speaker for speaker, _ in hear(multiplexer, 1)]
         assert speakers == [ends[1]]
-    switchboard.remove(ends[0])
+    multiplexer.remove(ends[0])
     ends[0].channel.close()
     pouring.join()
     assert over.is_set()
 
 
 def test_who_does_not_read_gets_all_of_it_when_it_does(
-    switchboard: Switchboard, ends: list[Any]
+    multiplexer: Multiplexer, ends: list[Any]
 ) -> None:
     sent = np.random.default_rng(0).integers(0, 255, 20_000_000, np.uint8)
-    switchboard.send(ends[0], Frame.WEIGHTS, b"", [sent])
-    switchboard.send(ends[0], Frame.TICKET, b"")
+    multiplexer.send(ends[0], Frame.WEIGHTS, b"", [sent])
+    multiplexer.send(ends[0], Frame.TICKET, b"")
     ends[1].shard.send(Frame.PULL)
-    assert [speaker for speaker, _ in hear(switchboard, 1)] == [ends[1]]
+    assert [speaker for speaker, _ in hear(multiplexer, 1)] == [ends[1]]
     got: list[Any] = []
 
     def read() -> None:
@@ -119,7 +123,7 @@ def test_who_does_not_read_gets_all_of_it_when_it_does(
 
     reading = threading.Thread(target=read)
     reading.start()
-    ((speaker, message),) = hear(switchboard, 1)
+    ((speaker, message),) = hear(multiplexer, 1)
     reading.join()
     assert (speaker, message.kind) == (ends[0], Frame.HELD)
     assert (got[0] == sent).all()
@@ -127,37 +131,37 @@ def test_who_does_not_read_gets_all_of_it_when_it_does(
 
 
 def test_a_long_frame_is_progress_and_a_backlog_that_is_not_read_is_silence(
-    switchboard: Switchboard, ends: list[Any]
+    multiplexer: Multiplexer, ends: list[Any]
 ) -> None:
     frame = raw(Frame.FRAGMENT, bytes(1000))
     arriving, behind = ends
     for end in ends:
         end.pulse = Pulse(now=time.monotonic() - 100)
         end.pulse.pong(time.monotonic() - 100, steps=5, busy=True)
-    switchboard.send(behind, Frame.WEIGHTS, b"", [np.zeros(20_000_000, np.uint8)])
+    multiplexer.send(behind, Frame.WEIGHTS, b"", [np.zeros(20_000_000, np.uint8)])
     for begin in range(0, 900, 300):
         arriving.socket.sendall(frame[begin : begin + 300])
-        list(switchboard.listen(0.1))
+        list(multiplexer.listen(0.1))
     now = time.monotonic()
     assert arriving.pulse.fault(now, silence=50, step=50) is None
     assert "has not answered" in str(behind.pulse.fault(now, silence=50, step=50))
 
 
 def test_a_broken_connection_is_said_once_and_can_be_removed(
-    switchboard: Switchboard, ends: list[Any]
+    multiplexer: Multiplexer, ends: list[Any]
 ) -> None:
     ends[0].socket.sendall(raw(Frame.FRAGMENT, b"abcdef")[:-2])
-    list(switchboard.listen(0.1))
+    list(multiplexer.listen(0.1))
     ends[0].shard.close()
-    ((speaker, error),) = hear(switchboard, 1)
+    ((speaker, error),) = hear(multiplexer, 1)
     assert speaker is ends[0]
     assert isinstance(error, ChannelClosed)
-    switchboard.remove(ends[0])
+    multiplexer.remove(ends[0])
     ends[1].shard.send(Frame.PULL)
-    assert [speaker for speaker, _ in hear(switchboard, 1)] == [ends[1]]
+    assert [speaker for speaker, _ in hear(multiplexer, 1)] == [ends[1]]
 
 
-def test_waking_ends_the_pause(switchboard: Switchboard) -> None:
+def test_waking_ends_the_pause(multiplexer: Multiplexer) -> None:
     for _ in range(10_000):  # more than a socket holds
-        switchboard.wake()
-    assert list(switchboard.listen(60)) == []
+        multiplexer.wake()
+    assert list(multiplexer.listen(60)) == []

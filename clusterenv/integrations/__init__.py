@@ -1,0 +1,1 @@
+"""Optional bridges to other frameworks; each module needs the package that it is named after."""

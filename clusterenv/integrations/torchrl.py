@@ -1,0 +1,78 @@
+"""Rows as TorchRL names them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from clusterenv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+__all__ = ["to_tensordict"]
+
+_OF_STEP = ("reward", "terminated", "truncated")
+_RENAMED = {"weights": "priority_weight", "indices": "index"}
+
+
+def to_tensordict(columns: Mapping[str, Any]) -> TensorDict:
+    """Return a sample of a :class:`clusterenv.ReplayStore`, or other columns, as a TensorDict.
+
+    | column | key |
+    |---|---|
+    | `obs` | `"observation"` |
+    | `obs.<key>` of Dict and Tuple observations | `"<key>"`; nested for nested spaces |
+    | `next_obs`, `next_obs.<key>` | the same below `"next"` |
+    | `reward`, `terminated`, `truncated` | the same below `"next"`, with a last dimension of 1 |
+    | `terminated` or `truncated` | `("next", "done")`, likewise |
+    | `log_prob` | `"action_log_prob"`, or `"sample_log_prob"`: where TorchRL's losses look |
+    | `weights`, `indices` | `"priority_weight"`, `"index"` |
+    | `action` and all others | their own names |
+
+    Parameters
+    ----------
+    columns
+        Tensors or arrays by name, with the same leading dimensions as ``reward``, which become
+        the batch size. Tensors share their memory.
+
+    Raises
+    ------
+    ConfigError
+        If tensordict, which comes with TorchRL, is not installed.
+
+    Examples
+    --------
+    >>> flags = torch.tensor([False, True])
+    >>> rows = {"obs": torch.zeros(2, 4), "next_obs": torch.ones(2, 4), "reward": torch.ones(2)}
+    >>> found = to_tensordict({**rows, "terminated": flags, "truncated": ~flags})
+    >>> found["next", "done"].shape, found["next", "observation"].shape
+    (torch.Size([2, 1]), torch.Size([2, 4]))
+    """
+    try:
+        from tensordict import TensorDict
+        from tensordict.nn import composite_lp_aggregate
+    except ImportError as error:
+        raise ConfigError("a TensorDict needs TorchRL: pip install torchrl") from error
+    log_prob = "sample_log_prob" if composite_lp_aggregate() else "action_log_prob"
+    tensors = {name: torch.as_tensor(column) for name, column in columns.items()}
+    found: dict[tuple[str, ...], Tensor] = {}
+    for name, tensor in tensors.items():
+        if name in _OF_STEP:
+            found["next", name] = tensor.unsqueeze(-1)
+        else:
+            root, *path = name.split(".")
+            observed = tuple(path) or ("observation",)
+            if root == "obs":
+                found[observed] = tensor
+            elif root == "next_obs":
+                found["next", *observed] = tensor
+            elif name == "log_prob":
+                found[(log_prob,)] = tensor
+            else:
+                found[(_RENAMED.get(name, name),)] = tensor
+    found["next", "done"] = found["next", "terminated"] | found["next", "truncated"]
+    return TensorDict(found, batch_size=tensors["reward"].shape)

@@ -1,0 +1,160 @@
+"""Value targets of on-policy learners: pure functions on tensors ``[time, env]``.
+
+Termination and truncation are kept apart. An episode that terminated is over, and nothing comes
+after it; one that was truncated would have gone on, so its last step bootstraps from the value of
+the true final observation. Nothing here has a gradient: targets are constants to a loss.
+
+Examples
+--------
+With a rollout of a :class:`clusterenv.RolloutStore`, and a critic ``value(obs)``::
+
+    values = value(rollout["obs"])
+    following = next_values(values, rollout.tail_rows, value(rollout.tail["obs"]))
+    ends = rollout["terminated"], rollout["truncated"]
+    advantages = gae(rollout["reward"], values, following, *ends, gamma=0.99, lam=0.95)
+    targets = advantages + values
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["gae", "next_values"]
+
+
+@torch.no_grad()
+def next_values(values: Tensor, tail_rows: Tensor, tail_values: Tensor) -> Tensor:
+    """Return the value of every row's true next observation.
+
+    That is the value one time row below, except for the rows that have a tail: where an episode
+    ended, the row below is of the next one, and below the last time row there is none.
+
+    Parameters
+    ----------
+    values
+        ``V(obs)`` of every row, ``[time, env]``.
+    tail_rows
+        Flat rows (``t * envs + e``) whose next observation is not the one a time row below.
+        All rows of the last time step must be among them.
+    tail_values
+        ``V`` of the true next observations of these rows, ``[k]``.
+
+    Returns
+    -------
+    Tensor
+        ``[time, env]``. A row of the last time step that ``tail_rows`` leaves out is NaN,
+        so that a missing bootstrap shows.
+
+    Raises
+    ------
+    ValueError
+        If the shapes do not fit.
+
+    Examples
+    --------
+    >>> values = torch.tensor([[1.0], [2.0]])
+    >>> next_values(values, torch.tensor([1]), torch.tensor([3.0])).tolist()
+    [[2.0], [3.0]]
+    """
+    if values.ndim != 2:
+        raise ValueError(
+            f"values must be [time, env], got {_shape(values)}: critic(obs).squeeze(-1)"
+        )
+    if tail_values.shape != tail_rows.shape or tail_rows.ndim != 1:
+        raise ValueError(
+            f"tail_values must be [k], one for each of tail_rows, which are {_shape(tail_rows)}; "
+            f"got {_shape(tail_values)}: critic(tail_obs).squeeze(-1)"
+        )
+    following = torch.full_like(values, torch.nan, memory_format=torch.contiguous_format)
+    following[:-1] = values[1:]
+    following.view(-1)[tail_rows] = tail_values
+    return following
+
+
+@torch.no_grad()
+def gae(
+    rewards: Tensor,
+    values: Tensor,
+    next_values: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    gamma: float,
+    lam: float,
+) -> Tensor:
+    """Return the advantage of every row by generalised advantage estimation.
+
+    With ``V'_t``, the value of the true next observation::
+
+        delta_t = r_t + gamma (1 - terminated_t) V'_t - V_t
+        A_t     = delta_t + gamma lam (1 - terminated_t) (1 - truncated_t) A_{t+1}
+
+    A truncated episode bootstraps and a terminated one does not, and no advantage reaches over an
+    end of either kind. The critic's targets are ``A_t + V_t``.
+
+    Parameters
+    ----------
+    rewards, values
+        Of every row, ``[time, env]``.
+    next_values
+        Of every row's true next observation, ``[time, env]``: :func:`next_values`. Those of
+        terminated rows are not used.
+    terminated, truncated
+        How an episode ended with a row, if it did, ``[time, env]``, boolean.
+    gamma
+        Discount per step.
+    lam
+        0 is the one-step temporal difference, 1 the whole return up to the last row.
+
+    Returns
+    -------
+    Tensor
+        ``[time, env]``.
+
+    Raises
+    ------
+    ValueError
+        If not all are ``[time, env]``, or the flags are not boolean.
+
+    Examples
+    --------
+    >>> no = torch.zeros(2, 1, dtype=torch.bool)
+    >>> ones = torch.ones(2, 1)
+    >>> gae(ones, ones, ones, no, no, gamma=1.0, lam=1.0).tolist()
+    [[2.0], [1.0]]
+
+    The last step of an episode that was truncated there, and of one that terminated:
+
+    >>> yes = torch.ones(1, 1, dtype=torch.bool)
+    >>> reward, value, final = torch.tensor([[[1.0]], [[4.0]], [[8.0]]])
+    >>> gae(reward, value, final, ~yes, yes, gamma=0.5, lam=1.0).item()
+    1.0
+    >>> gae(reward, value, final, yes, ~yes, gamma=0.5, lam=1.0).item()
+    -3.0
+    """
+    given = {
+        "rewards": rewards,
+        "values": values,
+        "next_values": next_values,
+        "terminated": terminated,
+        "truncated": truncated,
+    }
+    for name, tensor in given.items():
+        if tensor.ndim != 2 or tensor.shape != rewards.shape:
+            shapes = ", ".join(f"{each} {_shape(given[each])}" for each in given)
+            raise ValueError(f"all must be [time, env] alike, and {name} is not: {shapes}")
+    for name in ("terminated", "truncated"):
+        if given[name].dtype != torch.bool:
+            raise ValueError(f"{name} must be boolean, got {given[name].dtype}: {name}.bool()")
+    deltas = rewards + gamma * next_values.masked_fill(terminated, 0.0) - values
+    carry = gamma * lam * (~(terminated | truncated)).to(deltas.dtype)
+    result = torch.empty_like(deltas)
+    last = torch.zeros_like(deltas[0])
+    for t in reversed(range(len(deltas))):
+        last = deltas[t] + carry[t] * last
+        result[t] = last
+    return result
+
+
+def _shape(tensor: Tensor) -> list[int]:
+    return list(tensor.shape)
