@@ -21,8 +21,8 @@ import pyarrow as pa
 
 from clusterenv.arrow import to_sparse
 from clusterenv.batch import Batch
-from clusterenv.checks import check_flag, check_instance, check_path, check_whole
-from clusterenv.errors import ClosedError, SchemaMismatch, StoreNotWritten
+from clusterenv.checks import check_flag, check_instance, check_path, check_whole, shown
+from clusterenv.errors import ClosedError, ConfigError, SchemaMismatch, StoreNotWritten
 from clusterenv.store.files import create
 from clusterenv.store.lock import DirectoryLock
 from clusterenv.store.manifest import MANIFEST, as_json, read_manifest, row_files, write_manifest
@@ -228,6 +228,13 @@ class Journal:
         for name, given in (("store", store), ("state", state), ("note", note)):
             if given is not None:
                 check_instance(name, given, Mapping, f"journal.commit({name}={{'step': 7}})")
+        for name, array in (state or {}).items():
+            fits = isinstance(name, str) and isinstance(array, np.ndarray)
+            if not fits or array.dtype.kind not in "biuf":
+                raise ConfigError(
+                    f"state must be arrays of numbers by name, got {shown(state)}: "
+                    "journal.commit(state={'priorities': np.ones(4)})"
+                )
         if note is not None:
             as_json(note, "a note")
         with self._writing():

@@ -256,11 +256,13 @@ def _time_limit(seconds: float) -> Iterator[None]:
 # The names in calls
 
 
-class Vector5(gym.Env[Any, Any]):
+class OfBatch(gym.Env[Any, Any]):
     """Has the spaces of the batches here."""
 
-    observation_space = spaces.Box(-np.inf, np.inf, (5,), np.float32)
-    action_space = spaces.Discrete(5)
+    def __init__(self) -> None:
+        obs = Fleet(seed=1).next()[0].flat("obs")
+        self.observation_space = spaces.Box(-np.inf, np.inf, obs.shape[1:], obs.dtype.type)
+        self.action_space = spaces.Discrete(5)
 
 
 class Agent(nn.Module):
@@ -295,7 +297,7 @@ def _names(client: Client, here: Path) -> dict[str, Any]:
         store.save(here / "saved")
     modules = (clusterenv, gym, minari, nn, np, os, policies, spaces, threading, torch)
     named: tuple[Any, ...] = (
-        *(Decimal, Fraction, datetime, World, Vector5),
+        *(Decimal, Fraction, datetime, World, OfBatch),
         *(Journal, NStep, Prioritized, Ratio, Recent, ReplayStore, Sequences, Stack, Uniform),
         *(acted, collected, gathered, learned, received, sampled, written),
     )

@@ -146,7 +146,7 @@ TARGETS = (
     Target("clusterenv.open_dataset", _SAVED, form="{}.count_rows()"),
     Target(
         "clusterenv.to_minari",
-        {**_SAVED, "dataset_id": "'fuzz/x-v0'", "env": "Vector5()"},
+        {**_SAVED, "dataset_id": "'fuzz/x-v0'", "env": "OfBatch()"},
         form="minari.delete_dataset({}.id)",
     ),
     # Policies

@@ -181,6 +181,32 @@ def test_notes_are_kept_with_the_rows(tmp_path: Path) -> None:
     assert len(loaded) == 24
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda journal: Journal(5), r"directory=5 is no path .*: Journal\('replay'\)"),
+        (lambda journal: Journal("x", stack=4), r"stack must be a Stack, got 4: .*Stack\(4\)"),
+        (lambda journal: Journal("x", segment_rows=0), "segment_rows must be .*at least 1, got 0"),
+        (lambda journal: journal.append(None), "batch must be a Batch, got None"),
+        (lambda journal: journal.commit(keep="all"), "keep must be an integer, .*got 'all'"),
+        (lambda journal: journal.commit(note=5), r"note must be a Mapping, got 5: .*\{'step': 7\}"),
+        (
+            lambda journal: journal.commit(state={1: None}),
+            "state must be arrays of numbers by name",
+        ),
+    ],
+)
+def test_arguments_of_the_wrong_kind_are_refused_and_the_journal_goes_on(
+    tmp_path: Path, call: Callable[[Journal], Any], message: str
+) -> None:
+    with closing(Journal(tmp_path)) as journal:
+        with pytest.raises(ConfigError, match=message):
+            call(journal)
+        journal.append(Fleet().next()[0])
+        journal.commit()
+        assert journal.manifest.rows == 12
+
+
 def test_settings_from_numpy_are_kept_too(tmp_path: Path) -> None:
     store = ReplayStore(np.int64(50), sampler=Prioritized(np.float32(0.5), np.float32(0.25)))  # type: ignore[arg-type]
     fill(store, Fleet(), 1)
