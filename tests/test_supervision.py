@@ -49,7 +49,7 @@ def test_rules_that_cannot_work_are_refused(wrong: dict[str, Any], message: str)
 
 
 def test_a_wait_does_not_overflow_however_many_losses_there_were() -> None:
-    assert Restarts(10**6, backoff=1, backoff_max=5).wait([0.0] * 3000, now=1.0) == 5
+    assert Restarts(10**6, backoff=1.0, backoff_max=5).wait([0.0] * 3000, now=1.0) == 5
 
 
 @pytest.mark.parametrize(
