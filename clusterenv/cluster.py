@@ -11,22 +11,22 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import dask
-from dask.system import CPU_COUNT
-from distributed import Client, LocalCluster, Nanny, Worker, WorkerPlugin
+from distributed import Client
 from distributed.deploy import Cluster
 from distributed.security import Security
 
 from clusterenv import config
 from clusterenv.cluster_file import ClusterFile, is_cluster_file, read_cluster_file
 from clusterenv.errors import ConfigError, NoWorkers
-from clusterenv.forking import fork_workers
 from clusterenv.jobqueue import JOBQUEUES, start_jobqueue
-from clusterenv.replacement import ReplaceLostWorkers
-from clusterenv.security import LOOPBACK, NO_PAGES, choose_security
+from clusterenv.local_cluster import start_local
+from clusterenv.security import choose_security
 
 __all__ = ["ClusterLike", "connect", "starts_cluster", "starts_empty", "wait_for_workers"]
 
@@ -34,15 +34,6 @@ logger = logging.getLogger("clusterenv")
 
 ClusterLike: TypeAlias = Any  # str | PathLike | Client | Cluster | None; distributed is untyped
 """Everything that :func:`connect` takes."""
-
-# What Dask does beside the work, made rare: an idle local cluster of two workers took 10 % of a
-# core (ticks every 20 ms, memory checks every 100 ms, a profiler), and takes 2 % with this.
-_QUIET = {
-    "distributed.worker.profile.enabled": False,
-    "distributed.worker.memory.monitor-interval": "1s",
-    "distributed.admin.tick.interval": "1s",
-    "distributed.admin.system-monitor.interval": "5s",
-}
 
 _NOBODY = (
     "is the scheduler running, is this the address that its log names, and does it speak TLS "
@@ -57,16 +48,6 @@ _GUARD = (
 )
 
 
-class _IgnoreInterrupts(WorkerPlugin):  # type: ignore[misc]  # distributed is untyped
-    """Leaves Ctrl-C in a terminal, which reaches all processes of a job, to the head."""
-
-    name = "clusterenv-ignore-interrupts"
-
-    def setup(self, worker: Worker) -> None:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
 class _OwningClient(Client):  # type: ignore[misc]  # distributed is untyped
     """A client that closes, with itself, the cluster that was started for it."""
 
@@ -78,13 +59,6 @@ class _OwningClient(Client):  # type: ignore[misc]  # distributed is untyped
         result = super().close(*args, **kwargs)
         self.afterwards.close()
         return result
-
-
-class _PagelessNanny(Nanny):  # type: ignore[misc]  # distributed is untyped
-    """Starts a worker that shows no pages, though its HTTP has an address."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **{**options, "dashboard": False})
 
 
 def connect(
@@ -214,10 +188,43 @@ def _start(
             "the processes of a local cluster import the script that starts it, and this one comes "
             "from standard input: save it as a file, and run that"
         )
+    return _await_start(lambda: _start_client(name, security, options, set_as_default))
+
+
+def _await_start(start: Callable[[], Client]) -> Client:
+    """Start a cluster in another thread, and close it if the wait for it is interrupted.
+
+    Dask cannot close a cluster whose start was interrupted, and Python raises
+    ``KeyboardInterrupt`` in the main thread only. A terminal sends Ctrl-C to the whole process
+    group, so the thread blocks the signal: the processes that it starts inherit this.
+    """
+    client: Future[Client] = Future()
+
+    def run() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            client.set_result(start())
+        except BaseException as error:
+            client.set_exception(error)
+
+    resource_tracker.ensure_running()  # whichever thread starts it has SIGINT unblocked by it
+    threading.Thread(target=run, name="clusterenv-start", daemon=True).start()
+    try:
+        return client.result()
+    except BaseException as error:
+        if not (client.done() and client.exception() is error):  # the wait was interrupted
+            with contextlib.suppress(Exception):
+                client.result(config.seconds("timeout.workers")).close()
+        raise
+
+
+def _start_client(
+    name: str, security: Security | None, options: dict[str, Any], set_as_default: bool
+) -> Client:
     with contextlib.ExitStack() as undo:
         try:
             if name == "local":
-                cluster = _start_local(security, options)
+                cluster = start_local(security, options)
             else:
                 cluster = start_jobqueue(name, security, options, undo)
         except RuntimeError as error:
@@ -234,20 +241,7 @@ def _start(
             set_as_default=set_as_default,
         )
         client.afterwards = undo.pop_all()
-    if name == "local":
-        client.register_plugin(_IgnoreInterrupts())
     return client
-
-
-def _start_local(security: Security | None, options: dict[str, Any]) -> LocalCluster:
-    options = _local_options(options)
-    pages = {} if options["dashboard_address"] else NO_PAGES
-    if options.get("processes") is not False:
-        options = {**fork_workers(), **options}
-    with dask.config.set({**_QUIET, **pages}):
-        cluster = LocalCluster(security=security, **options)
-    cluster.scheduler.add_plugin(ReplaceLostWorkers(cluster))
-    return cluster
 
 
 def _ignore_unknown_workers(cluster: Cluster) -> None:
@@ -290,22 +284,6 @@ def _what_to_start(cluster: ClusterLike) -> ClusterFile:
     if is_cluster_file(cluster):
         return read_cluster_file(cluster)
     return ClusterFile("local" if cluster is None else cluster.lower(), {})
-
-
-def _local_options(options: dict[str, Any]) -> dict[str, Any]:
-    address = options.get("dashboard_address", config.get("local.dashboard-address"))
-    return {
-        "n_workers": config.get("local.n-workers") or CPU_COUNT,
-        "threads_per_worker": config.get("local.threads-per-worker"),
-        # Without a dashboard Dask still serves metrics over HTTP: keep that on loopback.
-        "scheduler_kwargs": {"dashboard_address": address or LOOPBACK},
-        "worker_dashboard_address": LOOPBACK,
-        **(
-            {} if address or options.get("processes") is False else {"worker_class": _PagelessNanny}
-        ),
-        **options,
-        "dashboard_address": address,
-    }
 
 
 def _unknown(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from multiprocessing import forkserver
@@ -11,9 +12,10 @@ import dask
 
 from clusterenv import config
 
-__all__ = ["fork_workers"]
+__all__ = ["fork_workers", "signal_on_parent_death"]
 
 _METHOD = "distributed.worker.multiprocessing-method"
+_PR_SET_PDEATHSIG = 1
 
 
 def fork_workers() -> dict[str, Any]:
@@ -38,3 +40,12 @@ def fork_workers() -> dict[str, Any]:
     forkserver.ensure_running()
     # What was set since the process began to wait must reach the workers too.
     return {"env": dict(os.environ)}
+
+
+def signal_on_parent_death(number: int) -> None:
+    """Have the kernel send a signal to this process when its parent ends; on Linux.
+
+    It is sent when the parent's thread that started this process ends, which may be earlier.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))

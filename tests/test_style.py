@@ -41,6 +41,7 @@ FORBIDDEN = {
     },
     "clusterenv/store": {"dask", "distributed", "clusterenv.fleet"},
     "clusterenv/cluster.py": {"clusterenv.envs", "clusterenv.vector", "gymnasium"},
+    "clusterenv/local_cluster.py": {"clusterenv.envs", "clusterenv.cluster", "gymnasium"},
     "clusterenv/jobqueue.py": {"clusterenv.envs", "clusterenv.cluster", "gymnasium"},
     "clusterenv/replacement.py": {"clusterenv.fleet", "clusterenv.cluster", "gymnasium"},
     "clusterenv/diagnosis.py": {"dask", "distributed", "psutil"},
