@@ -10,7 +10,6 @@ least: the others act at random too often to say how good the network is.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,11 +19,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from clusterenv.errors import ClusterEnvError
 from clusterenv.fragment import Fragment
 from clusterenv.policies import Context, Decision, EpsilonGreedy
 from clusterenv.schema import Column
-from pipelines import dqn, options, ranges
+from pipelines import cli, dqn, options, ranges
 from pipelines.dqn import Arrangement, Result
 from pipelines.learner_args import LearnerArgs
 
@@ -172,7 +170,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ClusterEnvError as error:
-        sys.exit(f"apex: {error}")
+    cli.run_module("apex", main)

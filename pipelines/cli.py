@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["COMMANDS", "main"]
+__all__ = ["COMMANDS", "main", "run_module"]
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 TRAINING = ("bokeh", "matplotlib", "rich", "tensorboard", "tyro")  # packages of the extra train
@@ -121,9 +121,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except SystemExit as end:  # how tyro and argparse end: after --help, or with a complaint
         return end.code if isinstance(end.code, int) else FAILED
-    except KeyboardInterrupt:
-        print(f"clusterenv {name}: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(f"clusterenv {name}: {str(error) or 'interrupted'}", file=sys.stderr)
         return INTERRUPTED
+
+
+def run_module(name: str, run: Callable[[], None]) -> None:
+    """Do what ``python -m pipelines.…`` does; an error, or an interruption, ends with a line."""
+    from clusterenv.errors import ClusterEnvError
+
+    try:
+        run()
+    except ClusterEnvError as error:
+        sys.exit(f"{name}: {error}")
+    except KeyboardInterrupt as error:
+        print(f"{name}: {str(error) or 'interrupted'}", file=sys.stderr)
+        sys.exit(INTERRUPTED)
 
 
 def _told(error: Exception) -> tuple[str, int]:

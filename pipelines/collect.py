@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from clusterenv import Batch
 from clusterenv.errors import ClusterEnvError, ConfigError, StoreNotWritten
 from clusterenv.policies import EpsilonGreedy, Policy, Random
 from clusterenv.store import Journal, Stack
-from pipelines import dashboard, options, ranges
+from pipelines import cli, dashboard, options, ranges
 from pipelines.agents import PPOAgent
 from pipelines.directories import check_kind, note_of
 from pipelines.display import Display, duration
@@ -138,6 +137,7 @@ def _collect(args: Args, policy: Policy, journal: Journal) -> Result:
             ) as collector,
         ):
             dashboard.say_where(collector, display)
+            interrupt.started()
             began = time.monotonic()
             intake = Intake(collector, episodes, interrupt, incarnation=first)
             for batch in intake:
@@ -290,7 +290,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ClusterEnvError as error:
-        sys.exit(f"collect: {error}")
+    cli.run_module("collect", main)

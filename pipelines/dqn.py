@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ import clusterenv
 from clusterenv.errors import ClusterEnvError, Diverged
 from clusterenv.policies import EpsilonGreedy
 from clusterenv.store import NStep, Prioritized, Ratio, ReplayStore, Uniform
-from pipelines import dashboard, options, ranges
+from pipelines import cli, dashboard, options, ranges
 from pipelines.display import Display, summary
 from pipelines.episodes import Episodes, Intake, mean
 from pipelines.learner_args import FREE, LearnerArgs
@@ -435,6 +434,7 @@ def train(args: LearnerArgs, arrangement: Arrangement = DQN) -> Result:
                 ) as collector,
             ):
                 dashboard.say_where(collector, display)
+                interrupt.started()
                 training.learn(collector, interrupt)
                 training.commit()
     metrics, journal = training.metrics, training.session.journal
@@ -472,7 +472,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ClusterEnvError as error:
-        sys.exit(f"dqn: {error}")
+    cli.run_module("dqn", main)

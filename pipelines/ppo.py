@@ -10,7 +10,6 @@ import itertools
 import math
 import os
 import statistics
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 import clusterenv
 from clusterenv.errors import ClusterEnvError, ConfigError, Diverged
 from clusterenv.store import Rollout, RolloutStore
-from pipelines import dashboard, gae, options, ranges, run_args
+from pipelines import cli, dashboard, gae, options, ranges, run_args
 from pipelines.agents import PPOAgent
 from pipelines.directories import check_kind
 from pipelines.display import Display, summary
@@ -243,6 +242,7 @@ def train(args: Args) -> Result:
         ) as collector,
     ):
         dashboard.say_where(collector, display)
+        interrupt.started()
         run.open(past.steps)
         store = RolloutStore()
         began = time.monotonic()
@@ -336,7 +336,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ClusterEnvError as error:
-        sys.exit(f"ppo: {error}")
+    cli.run_module("ppo", main)

@@ -175,13 +175,23 @@ def _tensors(value: Any, place: str = "") -> Iterator[tuple[str, torch.Tensor]]:
 
 
 class Interrupt:
-    """Turns the first Ctrl-C, or SIGTERM, into a wish, :attr:`wanted`; the second acts as usual.
+    """Ends a run on Ctrl-C, or on SIGTERM, which batch systems send before they end a job.
 
-    SIGTERM is what a batch system sends some time before it ends a job.
+    While the run starts there is nothing to save: the first signal raises ``KeyboardInterrupt``,
+    and whatever was started, queued jobs too, is closed on the way out. After :meth:`started` it
+    is a wish, :attr:`wanted`, that the run looks at. The second signal acts as usual.
+
+    Parameters
+    ----------
+    notice
+        Printed when the wish is heard.
+    quiet
+        Print nothing.
     """
 
     def __init__(self, notice: str, quiet: bool = False) -> None:
         self.wanted = False
+        self._starting = True
         self._notice = notice
         self._quiet = quiet
         self._before: dict[int, Any] = {}
@@ -201,12 +211,21 @@ class Interrupt:
     ) -> None:
         self._restore()
 
+    def started(self) -> None:
+        """Look at :attr:`wanted` from now on."""
+        self._starting = False
+
     def _restore(self) -> None:
         for number, before in self._before.items():
             signal.signal(number, before)
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
-        self.wanted = True
         self._restore()
+        if self._starting:
+            raise KeyboardInterrupt(
+                f"stopped by {signal.Signals(number).name} while workers started; the jobs and "
+                "processes that it had asked for are ended"
+            )
+        self.wanted = True
         if not self._quiet:
             print(f"\n{self._notice}", flush=True)

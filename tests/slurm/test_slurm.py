@@ -196,6 +196,39 @@ def test_dqn_learns_across_nodes_from_a_cluster_file(
     assert clusterenv.open_dataset(tmp_path / "dqn" / "replay").count_rows() > 0
 
 
+@pytest.mark.parametrize("name", ["ppo", "dqn", "collect"])
+def test_sigterm_while_jobs_are_queued_cancels_them_and_ends_the_run(
+    slurm: Slurm, job: dict[str, Any], tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / "cluster.yaml"
+    queued = {**job, "job_extra_directives": ["--begin=now+1hour"]}
+    path.write_text(yaml.safe_dump({"cluster": "slurm", **queued}))
+    out = ("--out", str(tmp_path / "out"), "--env", "CartPole-v1")
+    command = [sys.executable, "-m", f"pipelines.{name}", *out, "--cluster", str(path)]
+    run = subprocess.Popen(
+        [*command, "--shards", "2"],
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert wait_until(lambda: list(slurm.jobs().values()) == [("PENDING", "")] * 2, 60)
+        run.terminate()
+        said, complaints = run.communicate(timeout=30)
+    finally:
+        run.kill()
+        run.wait()
+    assert slurm.jobs() == {}
+    assert "stopping" not in said
+    assert complaints == (
+        f"{name}: stopped by SIGTERM while workers started; the jobs and processes that it had "
+        "asked for are ended\n"
+    )
+    assert run.returncode == 130
+    assert list((tmp_path / "shared").iterdir()) == []
+
+
 def test_the_doctor_shows_the_job_script_and_the_route(
     slurm: Slurm, file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
