@@ -109,14 +109,12 @@ def check_number(
     """
     if is_number(value) and value > above and least <= value <= most:
         return float(value)
-    bounds = [
-        f"above {above:g}" * (above > -math.inf),
-        f"at least {least:g}" * (least > -math.inf),
-        f"at most {most:g}" * (most < math.inf),
-    ]
-    bound = " and ".join(filter(None, bounds))
+    bounds = {"above": above, "at least": least, "at most": most}
+    said = " and ".join(
+        f"{what} {bound:g}" for what, bound in bounds.items() if abs(bound) < math.inf
+    )
     raise ConfigError(
-        f"{name} must be a number{f', {bound}' if bound else ''}, got {shown(value)}: {right}"
+        f"{name} must be a number{f', {said}' if said else ''}, got {shown(value)}: {right}"
     )
 
 

@@ -16,7 +16,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
 from clusterenv.checks import check_flag, check_instance, check_path, shown
-from clusterenv.errors import ConfigError, EmptyStore, UnknownEnv
+from clusterenv.errors import ConfigError, EmptyStore, StoreNotWritten, UnknownEnv
 from clusterenv.schema import Column, Layout
 from clusterenv.store.snapshot import Snapshot, open_snapshot
 
@@ -170,7 +170,9 @@ def to_minari(
     EmptyStore
         If no whole episode is there.
     ConfigError
-        If the rows are not of these spaces.
+        If the rows are not of these spaces, or Minari takes no such id or metadata.
+    StoreNotWritten
+        If the disk is full or gone.
     """
     try:
         import minari
@@ -229,13 +231,15 @@ def to_minari(
         )
     except (TypeError, ValueError, AttributeError, NotImplementedError) as error:
         raise ConfigError(f"Minari cannot write {shown(dataset_id)}: {error}. {right}") from error
+    except OSError as error:
+        raise StoreNotWritten(f"Minari cannot write {shown(dataset_id)}: {error}") from error
 
 
 def _made(env: Any, right: str) -> gym.Env[Any, Any]:
     """Return an environment that has the spaces."""
     try:
         made = gym.make(env) if isinstance(env, (str, EnvSpec)) else env
-    except gym.error.Error as error:
+    except (gym.error.Error, ImportError, TypeError, ValueError) as error:
         raise UnknownEnv(f"{error}: {right}") from error
     check_instance("env", made, gym.Env, right)
     return made
