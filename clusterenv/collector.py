@@ -79,9 +79,9 @@ class Collector:
         to act with new weights from the next step on. ``rollout()`` always changes them
         between fragments.
     text
-        What becomes of text in observations (``Text`` spaces): ``"keep"`` makes it a column of
-        strings, ``"drop"`` leaves it out, ``"refuse"`` raises. The policy, which gets tensors,
-        acts on the rest of the observation.
+        What becomes of text in observations: ``"keep"`` makes it a column of strings,
+        ``"drop"`` leaves it out, ``"refuse"`` raises. The policy, which gets tensors, acts on the
+        rest of the observation.
     version
         Number of the first version, at most 2**30; a run that goes on goes on counting.
     **env_kwargs

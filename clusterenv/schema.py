@@ -36,7 +36,7 @@ class Leaf:
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     is_text: bool = False
-    """Whether its values are strings, of a ``Text`` space."""
+    """Whether its values are strings: of a ``Text`` space, or of another whose dtype is ``str``."""
 
     @property
     def is_array(self) -> bool:
@@ -130,7 +130,8 @@ def _leaves(space: Space[Any], path: tuple[str | int, ...]) -> Iterator[Leaf]:
     elif isinstance(space, _ARRAYS):
         yield Leaf(path, np.dtype(space.dtype), tuple(space.shape or ()))
     else:
-        yield Leaf(path, np.dtype(object), (), is_text=isinstance(space, spaces.Text))
+        text = space.dtype is not None and space.dtype.kind == "U"
+        yield Leaf(path, np.dtype(object), (), is_text=text)
 
 
 def _arrays_only(space: Space[Any]) -> Space[Any]:
