@@ -92,11 +92,17 @@ def to_utf8(column: Column) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8
 
 
 def from_utf8(offsets: npt.NDArray[np.int32], utf8: npt.NDArray[np.uint8]) -> Column:
-    """Undo :func:`to_utf8`."""
+    """Undo :func:`to_utf8`.
+
+    Raises
+    ------
+    ValueError
+        If these are no offsets of UTF-8 strings; no byte elsewhere is read.
+    """
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(utf8)]
-    return from_arrow(
-        pa.field("", pa.string()), pa.Array.from_buffers(pa.string(), len(offsets) - 1, buffers)
-    )
+    array = pa.Array.from_buffers(pa.string(), len(offsets) - 1, buffers)
+    array.validate(full=True)
+    return from_arrow(pa.field("", pa.string()), array)
 
 
 def _values(column: Column) -> tuple[pa.Array, dict[bytes, str]]:

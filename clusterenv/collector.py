@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import math
-import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +31,7 @@ from clusterenv.intake import Intake
 from clusterenv.launch import make_recipe, open_fleet
 from clusterenv.numeric import is_number
 from clusterenv.policies.base import Policy
+from clusterenv.process_guard import ProcessGuard
 from clusterenv.schema import Layout
 from clusterenv.stats import Stats, Tally
 from clusterenv.stream import StreamSpec
@@ -79,9 +79,9 @@ class Collector:
         to act with new weights from the next step on. ``rollout()`` always changes them
         between fragments.
     text
-        What becomes of text in observations (``Text`` spaces): ``"keep"`` makes it a column of
-        strings, ``"drop"`` leaves it out, ``"refuse"`` raises. The policy, which gets tensors,
-        acts on the rest of the observation.
+        What becomes of text in observations: ``"keep"`` makes it a column of strings,
+        ``"drop"`` leaves it out, ``"refuse"`` raises. The policy, which gets tensors, acts on the
+        rest of the observation.
     version
         Number of the first version, at most 2**30; a run that goes on goes on counting.
     **env_kwargs
@@ -177,7 +177,7 @@ class Collector:
         self._tally = Tally(started, version)
         self._telemetry = self._fleet.telemetry(title)
         self._failure: BaseException | None = None
-        self._process = os.getpid()
+        self._guard = ProcessGuard("this Collector", "connections")
         self._intake = Intake(
             self._fleet,
             self._publisher,
@@ -208,6 +208,7 @@ class Collector:
     @property
     def ready(self) -> int:
         """Batches that can be taken without waiting; an error that ends the run counts too."""
+        self._guard.check()
         return self._intake.ready
 
     def collect(self, rows: int) -> list[Batch]:
@@ -299,6 +300,7 @@ class Collector:
 
     def stats(self) -> Stats:
         """Return what has been done so far."""
+        self._guard.check()
         return self._intake.stats()
 
     @property
@@ -332,6 +334,7 @@ class Collector:
     # The end
 
     def _check_open(self) -> None:
+        self._guard.check()
         if self.closed:
             because = f" (after {type(self._failure).__name__})" if self._failure else ""
             raise ClosedError(f"this Collector is closed{because}; make a new one")
@@ -343,7 +346,7 @@ class Collector:
         seconds = config.seconds("timeout.close", timeout)
         self.closed = True
         _open.discard(self)
-        if os.getpid() != self._process:
+        if not self._guard.is_here:
             return  # a fork: the shards belong to the parent
         try:
             self._intake.close(seconds)

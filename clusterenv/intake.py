@@ -238,8 +238,8 @@ class Intake:
         if nbytes > largest:
             raise ConfigError(
                 f"a fragment of {link} has {nbytes:,} bytes; {rows:,} rows of these spaces, with "
-                f"{self._extras:,} bytes for the policy's own columns in each, have at most "
-                f"{largest:,}. If the policy returns more: "
+                f"{self._extras:,} bytes for text and the policy's own columns in each, have at "
+                f"most {largest:,}. If there is more: "
                 "dask.config.set({'clusterenv.channel.extras': '1 MiB'})"
             )
         return [self._lender.empty((nbytes,), np.dtype(np.uint8))]

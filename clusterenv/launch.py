@@ -18,6 +18,7 @@ from clusterenv.cluster import ClusterLike, connect, starts_cluster, starts_empt
 from clusterenv.envs import ENGINES, Recipe
 from clusterenv.errors import ConfigError, UnknownEnv
 from clusterenv.fleet import Fleet, split
+from clusterenv.observation_mode import ObservationMode, check_observation_mode
 
 __all__ = ["make_recipe", "open_fleet"]
 
@@ -68,6 +69,7 @@ def make_recipe(
     autoreset_mode: AutoresetMode | str | None,
     wrappers: Sequence[Callable[..., Any]],
     kwargs: dict[str, Any],
+    observation_mode: ObservationMode = "same",
 ) -> Recipe:
     """Check what names the environments, and return how to make them."""
     check_choice("engine", engine, ("auto", *ENGINES), "engine='auto'")
@@ -96,7 +98,8 @@ def make_recipe(
         raise ConfigError(
             f"wrappers={shown(wrappers)} must be a sequence of callables: wrappers=(TimeLimit,)"
         )
-    return Recipe(source, dict(kwargs), tuple(wrappers), engine, mode)
+    check_observation_mode(observation_mode)
+    return Recipe(source, dict(kwargs), tuple(wrappers), engine, mode, observation_mode)
 
 
 def _spec(name: str) -> EnvSpec:

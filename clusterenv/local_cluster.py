@@ -26,7 +26,7 @@ _QUIET = {
     "distributed.admin.tick.interval": "1s",
     "distributed.admin.system-monitor.interval": "5s",
 }
-_HEARTBEAT_SECONDS = 2.0
+_HEARTBEAT_SECONDS = 3.0  # a nanny kills a worker that takes 4 seconds to close
 
 
 class LocalWorker(Worker):  # type: ignore[misc]  # distributed is untyped

@@ -124,7 +124,7 @@ def largest_fragment(rows: int, obs: Layout, action: Layout, extras: int) -> int
     obs, action
         Of the spaces.
     extras
-        Bytes of a row for the policy's own columns and recurrent state.
+        Bytes of a row for the policy's own columns, recurrent state and text.
     """
     # Every row may have a next observation of its own, with its number.
     own = 2 * obs.nbytes + action.nbytes + _OWN_BYTES

@@ -694,7 +694,9 @@ def test_columns_of_a_policy_that_are_wider_than_allowed_end_the_run_with_the_se
     with (
         dask.config.set({"clusterenv.channel.extras": "10 B"}),
         cartpole(client, Features(nn.Linear(4, 2))) as collector,
-        pytest.raises(errors.ConfigError, match=r"10 bytes for the policy's own .*channel\.extras"),
+        pytest.raises(
+            errors.ConfigError, match=r"10 bytes for text and the policy's .*channel\.extras"
+        ),
     ):
         collector.rollout()
 

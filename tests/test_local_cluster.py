@@ -67,15 +67,17 @@ def fork_servers(head: subprocess.Popen[str]) -> list[psutil.Process]:
 
 
 MAKE_VEC = """
-import clusterenv
+import time, clusterenv
 print("starting", flush=True)
-clusterenv.make_vec("CartPole-v1", 4, shards=2)
+envs = clusterenv.make_vec("CartPole-v1", 4, shards=2)
+time.sleep(60)
 """
 COLLECTOR = """
-import clusterenv, torch
+import time, clusterenv, torch
 policy = clusterenv.policies.Categorical(torch.nn.Linear(4, 2))
 print("starting", flush=True)
-clusterenv.Collector("CartPole-v1", policy, num_envs=4, shards=2, horizon=8)
+collector = clusterenv.Collector("CartPole-v1", policy, num_envs=4, shards=2, horizon=8)
+time.sleep(60)
 """
 
 
@@ -154,7 +156,7 @@ def answer_late(dask_scheduler):
 
     async def late(**heartbeat):
         waiting.set()
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.3)
         return answer(**heartbeat)
 
     dask_scheduler.handlers["heartbeat_worker"] = late

@@ -61,12 +61,20 @@ class Remembering(Cycle):
         return {"same": same}
 
 
+class Words(spaces.Space[str]):
+    """A space of strings that is no ``Text``, such as MiniGrid's missions."""
+
+    def __init__(self) -> None:
+        super().__init__(dtype=str)
+
+    def contains(self, x: Any) -> bool:
+        return isinstance(x, str)
+
+
 class Errand(gym.Env[Any, Any]):
     """Its text is the same during an episode and any string at all; it fails at given steps."""
 
-    observation_space = spaces.Dict(
-        mission=spaces.Text(40), at=spaces.Box(0, 1000, (1,), np.float32)
-    )
+    observation_space = spaces.Dict(mission=Words(), at=spaces.Box(0, 1000, (1,), np.float32))
     action_space = spaces.Discrete(2)
     words = ("go to the red door", "", "öffne die Tür", "fetch 🗝", "a\0b\0")
 
@@ -305,3 +313,10 @@ def test_missing_text_is_not_taken_for_an_empty_one() -> None:
         to_utf8(column)
     assert from_utf8(*to_utf8(column[:2])).tolist() == ["", "a"]
     assert from_utf8(*to_utf8(column[:0])).tolist() == []
+
+
+def test_offsets_that_point_elsewhere_are_refused() -> None:
+    utf8 = np.frombuffer("naïve".encode(), np.uint8)
+    for offsets in ([0, 7], [0, 3, 2], [-1, 4], [0, 3]):  # the last cuts a letter
+        with pytest.raises(ValueError, match=r"."):
+            from_utf8(np.array(offsets, np.int32), utf8)

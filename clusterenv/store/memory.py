@@ -75,7 +75,10 @@ def _refuse(needed: Needed, free: int, capacity: int, where: str, advice: str) -
 
 
 class InMemory:
-    """Columns in memory."""
+    """Columns in memory; a fork has a copy of its own."""
+
+    def check_process(self) -> None:
+        """Nothing to do: what a fork does stays in the fork."""
 
     def check(self, columns: Needed, sampler: Needed, capacity: int) -> None:
         """Raise if not so many bytes are free."""
@@ -120,6 +123,10 @@ class InFiles:
                 f"ReplayStore(..., directory={str(directory / 'replay')!r})"
             ) from error
 
+    def check_process(self) -> None:
+        """Raise ``WrongProcess`` in a fork, whose columns are those of its parent."""
+        self._lock.check()
+
     def check(self, columns: Needed, sampler: Needed, capacity: int) -> None:
         """Raise if the disk has not so many bytes free, or memory for what the sampler keeps."""
         free = shutil.disk_usage(self._directory).free
@@ -141,7 +148,8 @@ class InFiles:
             return np.asarray(np.memmap(file, dtype, "r+", shape=shape))
 
     def close(self) -> None:
-        """Remove the files."""
+        """Remove the files, unless they are those of a parent process."""
         os.close(self._fd)
-        shutil.rmtree(self._directory, ignore_errors=True)
-        self._lock.release()
+        if self._lock.is_held:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._lock.release()

@@ -24,6 +24,7 @@ from clusterenv.checks import (
 )
 from clusterenv.errors import ClosedError, ConfigError, EmptyStore, RatioError
 from clusterenv.numeric import is_number
+from clusterenv.process_guard import hold_at_fork
 from clusterenv.store.admission import Admission
 from clusterenv.store.links import Links
 from clusterenv.store.memory import InFiles, InMemory
@@ -107,6 +108,7 @@ class Replay:
         self._side_part = float(side)
         self._rng = _generator(seed)
         self._lock = threading.RLock()
+        hold_at_fork(self._lock)
         self._ring: Ring | None = None
         self._sampled = 0
         self._batch_rows = 0
@@ -426,6 +428,7 @@ class Replay:
     def _check_open(self) -> None:
         if self.closed:
             raise ClosedError("this ReplayStore is closed; make a new one")
+        self._memory.check_process()
 
 
 def _generator(seed: Any) -> np.random.Generator:
