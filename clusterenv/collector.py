@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import math
-import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +25,7 @@ from clusterenv.intake import Intake
 from clusterenv.launch import make_recipe, open_fleet
 from clusterenv.numeric import is_number, is_whole
 from clusterenv.policies.base import Policy
+from clusterenv.process_guard import ProcessGuard
 from clusterenv.schema import Layout
 from clusterenv.stats import Stats, Tally
 from clusterenv.stream import StreamSpec
@@ -152,7 +152,7 @@ class Collector:
         self._tally = Tally(started, version)
         self._telemetry = self._fleet.telemetry(title)
         self._failure: BaseException | None = None
-        self._process = os.getpid()
+        self._guard = ProcessGuard("this Collector", "connections")
         self._intake = Intake(
             self._fleet,
             self._publisher,
@@ -182,6 +182,7 @@ class Collector:
     @property
     def ready(self) -> int:
         """Batches that can be taken without waiting; an error that ends the run counts too."""
+        self._guard.check()
         return self._intake.ready
 
     def collect(self, rows: int) -> list[Batch]:
@@ -268,6 +269,7 @@ class Collector:
 
     def stats(self) -> Stats:
         """Return what has been done so far."""
+        self._guard.check()
         return self._intake.stats()
 
     @property
@@ -301,6 +303,7 @@ class Collector:
     # The end
 
     def _check_open(self) -> None:
+        self._guard.check()
         if self.closed:
             because = f" (after {type(self._failure).__name__})" if self._failure else ""
             raise ClosedError(f"this Collector is closed{because}; make a new one")
@@ -312,7 +315,7 @@ class Collector:
         seconds = config.seconds("timeout.close", timeout)
         self.closed = True
         _open.discard(self)
-        if os.getpid() != self._process:
+        if not self._guard.is_here:
             return  # a fork: the shards belong to the parent
         try:
             self._intake.close(seconds)

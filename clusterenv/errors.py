@@ -6,10 +6,14 @@ same situation, so ``except`` clauses written for ``SyncVectorEnv`` still work.
 
 from __future__ import annotations
 
+import multiprocessing
+
 from gymnasium import error as gym_error
 
 __all__ = [
     "ActionError",
+    "ActionTypeError",
+    "ArgumentTypeError",
     "ChannelClosed",
     "ClosedError",
     "ClusterEnvError",
@@ -26,6 +30,7 @@ __all__ = [
     "ResultsPending",
     "SchedulerLost",
     "SchemaMismatch",
+    "SpaceMismatch",
     "StaleBatch",
     "StoreDamaged",
     "StoreInUse",
@@ -33,7 +38,9 @@ __all__ = [
     "StoreTooLarge",
     "StoreUnreadable",
     "UnknownEnv",
+    "WaitTimeout",
     "WorkerLost",
+    "WrongProcess",
 ]
 
 
@@ -46,6 +53,14 @@ class ClusterEnvError(Exception):
 
 class ConfigError(ClusterEnvError, ValueError):
     """An argument or setting that cannot work."""
+
+
+class ArgumentTypeError(ConfigError, TypeError):
+    """An argument of the wrong type."""
+
+
+class SpaceMismatch(ConfigError, RuntimeError):
+    """Environments have spaces that cannot be batched together."""
 
 
 class Diverged(ConfigError):
@@ -68,8 +83,16 @@ class SchedulerLost(ClusterEnvError, ConnectionError):
     """The cluster's scheduler is gone, so nothing can be placed on a worker any more."""
 
 
+class WrongProcess(ClusterEnvError, RuntimeError):
+    """An object was used in a fork of the process that made it."""
+
+
 class EnvError(ClusterEnvError, RuntimeError):
-    """An environment or its factory raised on a worker."""
+    """An environment or its factory raised on a worker.
+
+    It also derives from what was raised there, if Python allows it: ``except ValueError`` catches
+    the error of an environment that raised ``ValueError``. ``__cause__`` is the environment's own.
+    """
 
 
 class EnvGivenUp(EnvError):
@@ -82,6 +105,10 @@ class PolicyError(ClusterEnvError, RuntimeError):
 
 class ActionError(ClusterEnvError, ValueError):
     """Actions of the wrong number, shape or dtype."""
+
+
+class ActionTypeError(ActionError, TypeError):
+    """Actions that are no batch, or of the wrong dtype."""
 
 
 class StaleBatch(ClusterEnvError, ValueError):
@@ -125,15 +152,23 @@ class ResetNeeded(ClusterEnvError, gym_error.ResetNeeded):
 
 
 class NothingSent(ClusterEnvError, gym_error.NoAsyncCallError):
-    """``recv`` was called while no environment had anything to answer."""
+    """Results were asked for, by ``recv`` or ``…_wait``, and nothing had been sent for them."""
 
-    name = "recv"
+    def __init__(self, message: str, name: str = "recv") -> None:
+        super().__init__(message)
+        self.name = name
 
 
 class ResultsPending(ClusterEnvError, gym_error.AlreadyPendingCallError):
-    """An environment was addressed while its last result was still to be received."""
+    """A call was made while another one is under way, or has results to be received."""
 
-    name = "send"
+    def __init__(self, message: str, name: str = "send") -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class WaitTimeout(ClusterEnvError, multiprocessing.TimeoutError, TimeoutError):
+    """``reset_wait``, ``step_wait`` or ``call_wait`` had not all results in time."""
 
 
 class ClosedError(ClusterEnvError, gym_error.ClosedEnvironmentError):

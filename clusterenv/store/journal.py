@@ -261,15 +261,24 @@ class Journal:
         self.manifest, self._sealed = new, []
 
     def close(self) -> None:
-        """Give up what was not committed, and let others into the directory."""
+        """Give up what was not committed, and let others into the directory.
+
+        In a fork of the process that opened it, nothing happens to the files.
+        """
         if not self.closed:
             self.closed = True
-            self._give_up()
-            self._lock.release()
+            if self._lock.is_held:
+                self._give_up()
+                self._lock.release()
+
+    def check_process(self) -> None:
+        """Raise ``WrongProcess`` in a fork of the process that opened the journal."""
+        self._lock.check()
 
     def _check_open(self) -> None:
         if self.closed:
             raise ClosedError("this Journal is closed; make a new one")
+        self.check_process()
 
     def _give_up(self) -> None:
         if self._open is not None:

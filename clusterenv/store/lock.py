@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from clusterenv.errors import StoreInUse, StoreUnreadable
+from clusterenv.process_guard import ProcessGuard
 
 __all__ = ["DirectoryLock"]
 
@@ -26,6 +27,7 @@ class DirectoryLock:
     """
 
     def __init__(self, directory: Path) -> None:
+        self._guard = ProcessGuard(f"the store in {directory}", "files")
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -48,9 +50,18 @@ class DirectoryLock:
             os.ftruncate(self._fd, 0)
             os.write(self._fd, f"{os.getpid()}\n".encode())
 
+    @property
+    def is_held(self) -> bool:
+        """Whether the directory is this process's, and not that of one which it is a fork of."""
+        return self._guard.is_here and self._fd >= 0
+
+    def check(self) -> None:
+        """Raise ``WrongProcess`` in a fork of the process that has the directory."""
+        self._guard.check()
+
     def release(self) -> None:
-        """Let others in; harmless when done twice."""
-        if self._fd >= 0:
+        """Let others in; harmless when done twice, or in a fork."""
+        if self.is_held:
             fcntl.flock(self._fd, fcntl.LOCK_UN)  # also for processes that were forked meanwhile
             os.close(self._fd)
             self._fd = -1

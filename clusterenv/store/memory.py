@@ -74,7 +74,10 @@ def _refuse(needed: Needed, free: int, capacity: int, where: str, advice: str) -
 
 
 class InMemory:
-    """Columns in memory."""
+    """Columns in memory; a fork has a copy of its own."""
+
+    def check_process(self) -> None:
+        """Nothing to do: what a fork does stays in the fork."""
 
     def check(self, columns: Needed, sampler: Needed, capacity: int) -> None:
         """Raise if not so many bytes are free."""
@@ -111,6 +114,10 @@ class InFiles:
         shutil.rmtree(self._directory, ignore_errors=True)  # of a process that was killed
         self._directory.mkdir()
 
+    def check_process(self) -> None:
+        """Raise ``WrongProcess`` in a fork, whose columns are those of its parent."""
+        self._lock.check()
+
     def check(self, columns: Needed, sampler: Needed, capacity: int) -> None:
         """Raise if the disk has not so many bytes free, or memory for what the sampler keeps."""
         free = shutil.disk_usage(self._directory).free
@@ -131,6 +138,7 @@ class InFiles:
         return np.asarray(np.memmap(path, dtype, "r+", shape=shape))
 
     def close(self) -> None:
-        """Remove the files."""
-        shutil.rmtree(self._directory, ignore_errors=True)
-        self._lock.release()
+        """Remove the files, unless they are those of a parent process."""
+        if self._lock.is_held:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._lock.release()

@@ -128,6 +128,8 @@ class ReplayStore(Replay):
             If the journal cannot be written; the rows are in the store all the same.
         """
         with self._lock:
+            if self._journal is not None:
+                self._journal.check_process()
             super().add(batch)
             if self._journal is not None and not self._journal_lacks_rows:
                 self._journal_lacks_rows = True
@@ -149,6 +151,7 @@ class ReplayStore(Replay):
             self._check_open()
             if self._journal is None:
                 raise ConfigError("this store keeps no journal: ReplayStore(..., journal='replay')")
+            self._journal.check_process()
             note = note or dict(self.note)
             as_json(note, "a note")
             before, self.note = self.note, note

@@ -17,6 +17,7 @@ import torch
 from clusterenv.batch import Batch
 from clusterenv.errors import ClosedError, ConfigError, EmptyStore, RatioError
 from clusterenv.numeric import is_number
+from clusterenv.process_guard import hold_at_fork
 from clusterenv.store.admission import Admission
 from clusterenv.store.links import Links
 from clusterenv.store.memory import InFiles, InMemory
@@ -95,6 +96,7 @@ class Replay:
         self._side_part = side
         self._rng = _generator(seed)
         self._lock = threading.RLock()
+        hold_at_fork(self._lock)
         self._ring: Ring | None = None
         self._sampled = 0
         self._batch_rows = 0
@@ -388,6 +390,7 @@ class Replay:
     def _check_open(self) -> None:
         if self.closed:
             raise ClosedError("this ReplayStore is closed; make a new one")
+        self._memory.check_process()
 
 
 def _generator(seed: Any) -> np.random.Generator:
