@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import uuid
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,11 @@ from distributed import Actor, Client, wait
 from clusterenv import config
 from clusterenv.channel import Channel, loads
 from clusterenv.cluster import wait_for_workers
+from clusterenv.env_errors import raised_by_env
 from clusterenv.env_loop.faults import PolicyFault
 from clusterenv.envs import EnvDescription
 from clusterenv.errors import (
+    ClosedError,
     ConfigError,
     EnvError,
     EnvGivenUp,
@@ -28,6 +31,7 @@ from clusterenv.errors import (
 )
 from clusterenv.frames import Failure
 from clusterenv.keep import keep_shards
+from clusterenv.observation_mode import check_same_spaces
 from clusterenv.rendezvous import Endpoint, reach
 from clusterenv.shard import Opened, Shard, ShardSpec
 from clusterenv.supervision import Pulse, about_to_leave, choose_worker
@@ -133,11 +137,13 @@ class Fleet:
         self._recipe, self._stream = recipe, stream
         self._name = uuid.uuid4().hex
         self.links: list[Link] = []
+        self._closed = False
+        self._closing = threading.Lock()
         self._ends: dict[str, float] = {}  # of workers with a lifetime, by the monotonic clock
         keep_shards(client)
         try:
             self._place(shares)
-            self.description = self._open(self.links)
+            self.description = _joined(self._open(self.links))
         except BaseException:
             self.close(config.seconds("timeout.close"))
             raise
@@ -193,6 +199,8 @@ class Fleet:
         ClusterEnvError
             If no worker came in time, or what was raised on it.
         """
+        if self._closed:
+            raise _closed_meanwhile(lost)
         self.await_scheduler()
         self._client.cancel([lost.future], force=True)
         return self._place_one(lost.index, lost.share, incarnation, avoid={lost.worker})
@@ -278,11 +286,19 @@ class Fleet:
             logger.warning("the process of %s could not be ended: %s", link, error)
 
     def replace(self, link: Link) -> None:
-        """Put a shard into its predecessor's position, or after all others."""
-        if link.index == len(self.links):
-            self.links.append(link)
-        else:
-            self.links[link.index] = link
+        """Put a shard into its predecessor's position, or after all others.
+
+        Raises
+        ------
+        ClosedError
+            If the fleet was closed meanwhile; the shard is closed, too.
+        """
+        with self._closing:
+            if not self._closed:
+                self.links[link.index : link.index + 1] = [link]
+                return
+        self.discard(link, config.seconds("timeout.close"))
+        raise _closed_meanwhile(link)
 
     def remove_last(self) -> None:
         """Forget the last shard, which has been drained."""
@@ -301,7 +317,7 @@ class Fleet:
                 if time.monotonic() >= deadline:
                     raise
 
-    def _open(self, links: Sequence[Link]) -> EnvDescription:
+    def _open(self, links: Sequence[Link]) -> list[EnvDescription]:
         timeout = config.seconds("timeout.workers")
         for link in links:
             try:
@@ -329,8 +345,13 @@ class Fleet:
             if opened.seconds_left is not None:
                 self._ends[link.worker] = time.monotonic() + opened.seconds_left
             self._connect(link, opened)
-        _check_same(links, descriptions)
-        return descriptions[0]
+        check_same_spaces(
+            descriptions[0].observation_mode,
+            [str(link) for link in links],
+            [each.observation_space for each in descriptions],
+            [each.action_space for each in descriptions],
+        )
+        return descriptions
 
     def _connect(self, link: Link, opened: Opened) -> None:
         context = None
@@ -368,6 +389,8 @@ class Fleet:
 
     def close(self, timeout: float) -> None:
         """Stop all shards; environments that do not stop in time are named in the log."""
+        with self._closing:
+            self._closed = True
         self._close(self.links, timeout)
         self.links.clear()
 
@@ -397,16 +420,14 @@ class Fleet:
             self._client.cancel([link.future for link in links], force=True)
 
 
-def _check_same(links: Sequence[Link], descriptions: Sequence[EnvDescription]) -> None:
-    first = descriptions[0]
-    for link, other in zip(links, descriptions, strict=True):
-        for kind in ("observation_space", "action_space"):
-            ours, theirs = getattr(first, kind), getattr(other, kind)
-            if ours != theirs:
-                raise ConfigError(
-                    f"all environments must have the same {kind}: {links[0]} has {ours}, "
-                    f"{link} has {theirs}"
-                )
+def _closed_meanwhile(link: Link) -> ClosedError:
+    return ClosedError(f"closed while {link} was being placed again")
+
+
+def _joined(shards: Sequence[EnvDescription]) -> EnvDescription:
+    """Return the description of all environments of a fleet."""
+    spaces = tuple(space for shard in shards for space in shard.observation_spaces)
+    return replace(shards[0], observation_spaces=spaces)
 
 
 def env_error(link: Link, failure: Failure) -> Exception:
@@ -428,11 +449,10 @@ def env_error(link: Link, failure: Failure) -> Exception:
     hint = ""
     if isinstance(cause, ImportError):
         hint = "\nIs the package installed on the workers?"
-    kind = EnvGivenUp if failure.note else EnvError
     note = f"\n{failure.note}" if failure.note else ""
-    error = kind(
+    return raised_by_env(
+        EnvGivenUp if failure.note else EnvError,
         f"{which} of {link} raised in {failure.doing}.{hint}{note}\n\n"
-        f"On the worker:\n{failure.traceback.rstrip()}"
+        f"On the worker:\n{failure.traceback.rstrip()}",
+        cause,
     )
-    error.__cause__ = cause
-    return error

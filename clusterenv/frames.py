@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import enum
 import traceback
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from clusterenv.channel import dumps
+from clusterenv.channel import dumps, loads
 from clusterenv.env_loop.faults import PolicyFault
 from clusterenv.envs import EnvRaised
 
@@ -60,8 +60,35 @@ def failure_of(error: BaseException, first: int, doing: str) -> Failure:
         error = error.__cause__
     elif isinstance(error, PolicyFault):
         doing = "act"
-    try:
-        pickled = dumps(error)
-    except Exception:
-        pickled = None
-    return Failure(env, doing, pickled, "".join(traceback.format_exception(error)), note)
+    text = "".join(traceback.format_exception(error))
+    return Failure(env, doing, _pickled(error), text, note)
+
+
+class _WithoutInit:
+    """Pickles an exception whose ``__init__`` takes other arguments than its ``args``."""
+
+    def __init__(self, error: BaseException, attributes: dict[str, Any]) -> None:
+        self._parts = type(error), error.args, attributes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, self._parts
+
+
+def _restore(
+    kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]
+) -> BaseException:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(attributes)
+    return error
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    """Return an exception so that the head can unpickle it; ``None`` if that is not possible."""
+    for form in (error, _WithoutInit(error, vars(error)), _WithoutInit(error, {})):
+        try:
+            pickled = dumps(form)
+            loads(pickled)
+            return pickled
+        except Exception:
+            continue
+    return None

@@ -17,6 +17,7 @@ from clusterenv.cluster import ClusterLike, connect, starts_cluster, starts_empt
 from clusterenv.envs import ENGINES, Recipe
 from clusterenv.errors import ConfigError, UnknownEnv
 from clusterenv.fleet import Fleet, split
+from clusterenv.observation_mode import ObservationMode, check_observation_mode
 
 __all__ = ["make_recipe", "open_fleet"]
 
@@ -78,6 +79,7 @@ def make_recipe(
     autoreset_mode: AutoresetMode | str | None,
     wrappers: Sequence[Callable[..., Any]],
     kwargs: dict[str, Any],
+    observation_mode: ObservationMode = "same",
 ) -> Recipe:
     """Check what names the environments, and return how to make them."""
     if engine != "auto" and engine not in ENGINES:
@@ -107,7 +109,8 @@ def make_recipe(
         raise ConfigError(
             f"wrappers={wrappers!r} must be a sequence of callables: wrappers=(TimeLimit,)"
         )
-    return Recipe(source, dict(kwargs), tuple(wrappers), engine, mode)
+    check_observation_mode(observation_mode)
+    return Recipe(source, dict(kwargs), tuple(wrappers), engine, mode, observation_mode)
 
 
 def _spec(name: str) -> EnvSpec:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 
-from clusterenv.errors import ClusterEnvError
+from clusterenv.errors import ClosedError, ClusterEnvError
 from clusterenv.fleet import Fleet, Link
 from clusterenv.infos import Packed, Rows, pack
 from clusterenv.schema import Column, Layout
@@ -64,7 +64,7 @@ class Recovery:
         Raises
         ------
         ClusterEnvError
-            If the rule allows no more, with all that was seen.
+            If the rule allows no more, with all that was seen, or the fleet is closed.
         """
         reason: Exception = error
         while True:
@@ -82,6 +82,8 @@ class Recovery:
             try:
                 back = self._fleet.place_again(link, incarnation)
                 break
+            except ClosedError:
+                raise
             except Exception as problem:
                 reason = problem
         self._fleet.replace(back)

@@ -62,10 +62,8 @@ class Losses:
         last = errors[-1]
         if len(errors) == 1:
             return last
-        kinds = (ConfigError, PolicyError, EnvGivenUp, EnvError, SchedulerLost)
-        kind: type[ClusterEnvError] = next(
-            (each for each in kinds if isinstance(last, each)), WorkerLost
-        )
+        kinds = (ConfigError, PolicyError, EnvError, SchedulerLost)
+        kind: type[ClusterEnvError] = type(last) if isinstance(last, kinds) else WorkerLost
         seen = "\n\n".join(f"{number}. {error}" for number, error in enumerate(errors, 1))
         final = isinstance(last, _FINAL)
         why = "the last time for good" if final else f"{self._rule} allows no more"

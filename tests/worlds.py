@@ -139,6 +139,116 @@ class Faulty(World):
         return result
 
 
+class Gated(World):
+    """Waits when it is made, in ``step``, ``reset`` or ``wait`` while the file ``gate`` is there.
+
+    Beside it, each environment that waits leaves a file of its own in the same directory.
+    """
+
+    def __init__(self, gate: str, index: int = 0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.gate = Path(gate)
+        self.sign = self.gate.with_name(f"waits-{index}")
+        self.wait()
+
+    def wait(self) -> int:
+        while self.gate.exists():
+            self.sign.touch()
+            time.sleep(0.005)
+        return self.steps
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        self.wait()
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.wait()
+        return super().step(action)
+
+
+class LevelError(ValueError):
+    """An exception that pickle cannot make again: its arguments are not its ``args``."""
+
+    def __init__(self, level: int, name: str) -> None:
+        super().__init__(f"no such level: {level}")
+        self.level = level
+        self.name = name
+
+
+class Raises(World):
+    """Raises an exception in ``make``, ``reset``, ``step`` or ``work``, whichever it is told."""
+
+    def __init__(self, where: str, kind: type[Exception] = Exception, *args: Any) -> None:
+        super().__init__()
+        self.where, self.kind, self.args = where, kind, args
+        self._raise("make")
+
+    def _raise(self, where: str) -> None:
+        if where == self.where:
+            raise self.kind(*self.args)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        self._raise("reset")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._raise("step")
+        return super().step(action)
+
+    def work(self) -> None:
+        self._raise("work")
+
+
+class CountsSteps(gym.Env[Any, Any]):
+    """Observes how many steps were taken; the action is the reward, and a length ends episodes."""
+
+    observation_space = spaces.Discrete(10)
+    action_space = spaces.Discrete(5)
+
+    def __init__(self, length: int = 3) -> None:
+        self.length = length
+        self.steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return 0, {"fresh": True}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return self.steps, float(action), self.steps == self.length, False, {"taken": self.steps}
+
+
+class Word(gym.Space[str]):
+    """A space that Gymnasium does not know."""
+
+    def sample(self, mask: Any = None, probability: Any = None) -> str:
+        return "word"
+
+    def contains(self, x: Any) -> bool:
+        return isinstance(x, str)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Word)
+
+
+class Talker(gym.Env[Any, Any]):
+    """Repeats what it is told."""
+
+    observation_space = Word()
+    action_space = Word()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return "silence", {}
+
+    def step(self, action: Any) -> Any:
+        return f"heard {action}", 0.0, False, False, {}
+
+
 class Masked(gym.Env[Any, Any]):
     """Only one action is allowed, another one each step; said in the way of choice.
 

@@ -13,6 +13,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 
 from clusterenv.infos import Packed, Rows, VectorInfo
+from clusterenv.observation_mode import ObservationMode
 from clusterenv.schema import Column, Layout
 
 __all__ = ["Engine", "EnvDescription", "EnvRaised", "Infos", "Recipe", "Slot"]
@@ -40,6 +41,8 @@ class Recipe:
         ``"gymnasium"``, ``"native"`` or ``"envpool"``.
     autoreset_mode
         What happens at the end of an episode; ``None`` for what suits the engine best.
+    observation_mode
+        Whether observation spaces may differ; see ``clusterenv.make_vec``.
     """
 
     env: str | EnvSpec | EnvFactory | tuple[EnvFactory, ...]
@@ -47,6 +50,7 @@ class Recipe:
     wrappers: tuple[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]], ...] = ()
     engine: str = "gymnasium"
     autoreset_mode: AutoresetMode | None = AutoresetMode.NEXT_STEP
+    observation_mode: ObservationMode = "same"
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,9 @@ class EnvDescription:
     """Whether some of the environments can be stepped while the others wait."""
     maskable: bool
     """Whether some of the environments can be reset, with options, while the others wait."""
+    observation_mode: ObservationMode
+    observation_spaces: tuple[gym.Space[Any], ...]
+    """Of every environment; if they may not differ, all are the first one's."""
 
 
 class Slot(NamedTuple):

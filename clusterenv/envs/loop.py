@@ -13,8 +13,8 @@ from gymnasium.vector import AutoresetMode
 
 from clusterenv.envs.base import EnvDescription, EnvRaised, Infos, Recipe, Slot
 from clusterenv.envs.trust import Trust, trust
-from clusterenv.errors import ConfigError
 from clusterenv.infos import Rows, pack
+from clusterenv.observation_mode import check_same_spaces
 from clusterenv.schema import Column, Layout
 
 __all__ = ["LoopEngine"]
@@ -36,7 +36,7 @@ class LoopEngine:
         try:
             for index in range(first, first + count):
                 self._envs.append(_make(recipe, index))
-            self._check_equal(first)
+            self._check_spaces()
         except BaseException:
             self.close()
             raise
@@ -52,6 +52,12 @@ class LoopEngine:
             autoreset_mode=mode,
             partial=True,
             maskable=True,
+            observation_mode=recipe.observation_mode,
+            observation_spaces=(
+                tuple(each.observation_space for each in self._envs)
+                if recipe.observation_mode == "different"
+                else (env.observation_space,) * count
+            ),
         )
         self._same_step = mode is AutoresetMode.SAME_STEP
         self._disabled = mode is AutoresetMode.DISABLED
@@ -60,16 +66,13 @@ class LoopEngine:
         self._trusts: list[Trust] = []
         self._ended = [False] * count
 
-    def _check_equal(self, first: int) -> None:
-        head = self._envs[0]
-        for row, env in enumerate(self._envs):
-            for kind in ("observation_space", "action_space"):
-                ours, theirs = getattr(head, kind), getattr(env, kind)
-                if ours != theirs:
-                    raise ConfigError(
-                        f"all environments must have the same {kind}: environment {first} has "
-                        f"{ours}, environment {first + row} has {theirs}"
-                    )
+    def _check_spaces(self) -> None:
+        check_same_spaces(
+            self._recipe.observation_mode,
+            [f"environment {self._first + row}" for row in range(len(self._envs))],
+            [env.observation_space for env in self._envs],
+            [env.action_space for env in self._envs],
+        )
 
     def trust_actions(self) -> None:
         self._trusts = [trust(env) for env in self._envs]

@@ -56,6 +56,8 @@ class NativeEngine:
             autoreset_mode=mode,
             partial=False,
             maskable=mode is AutoresetMode.DISABLED,
+            observation_mode=recipe.observation_mode,
+            observation_spaces=(env.single_observation_space,) * count,
         )
         self._space = env.single_observation_space
         self._trust: Trust | None = None

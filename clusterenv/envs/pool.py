@@ -54,6 +54,8 @@ class EnvPoolEngine:
             autoreset_mode=AutoresetMode.NEXT_STEP,
             partial=False,
             maskable=False,
+            observation_mode=recipe.observation_mode,
+            observation_spaces=(self._space,) * count,
         )
 
     def _make(self, seeds: Sequence[int] | None) -> Any:
