@@ -10,7 +10,7 @@ import cloudpickle
 import numpy as np
 import numpy.typing as npt
 
-from clusterenv.errors import ActionError, ConfigError, ResetNeeded
+from clusterenv.errors import ActionError, ArgumentTypeError, ConfigError, ResetNeeded
 from clusterenv.numeric import is_whole
 from clusterenv.policies.base import Policy
 from clusterenv.stream import SWITCHES
@@ -79,19 +79,27 @@ def reset_arguments(
     if options is None or "reset_mask" not in options:
         return Reset(seeds, options, None)
     mask = options["reset_mask"]
-    if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (n,):
+    if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_:
+        got = f"one of {mask.dtype}" if isinstance(mask, np.ndarray) else repr(mask)
+        raise ArgumentTypeError(
+            f"options['reset_mask'] must be a NumPy array of {n} booleans, got {got}"
+        )
+    if mask.shape != (n,):
         raise ConfigError(
             f"options['reset_mask'] must be a NumPy array of {n} booleans, got {mask!r}"
         )
     if not mask.any():
         raise ConfigError("options['reset_mask'] selects no environment")
+    options = {key: options[key] for key in options if key != "reset_mask"}
+    if mask.all():
+        return Reset(seeds, options, None)
     if not maskable:
         raise ConfigError(
             "this engine resets all environments at once; reset_mask needs engine='gymnasium'"
         )
     if not started:
         raise ResetNeeded("the first reset() must be of all environments, without reset_mask")
-    return Reset(seeds, {key: options[key] for key in options if key != "reset_mask"}, mask)
+    return Reset(seeds, options, mask)
 
 
 def _seeds(given: Any) -> list[int | None]:

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from clusterenv.channel import Array, Header, dumps, dumps_by_value
 from clusterenv.exchange import Exchange, Reader
-from clusterenv.fleet import Fleet, Link
-from clusterenv.frames import Frame
+from clusterenv.fleet import Fleet, Link, env_error
+from clusterenv.frames import Failure, Frame
 from clusterenv.groups import Group, Groups
 from clusterenv.recovery import Recovery
 from clusterenv.result import Result, Rows
@@ -113,11 +113,28 @@ class Asking:
         reader = self._reader(result, whole.span, whole.ids)
         self._exchange.send(whole.shard, Frame.ACT, reader, instead, blob, body)
 
-    def call(self, method: str, arguments: Callable[[Link], tuple[Any, ...]]) -> None:
-        """Call a method of all engines; an answer is a shard's index and what was returned."""
+    def call(
+        self,
+        method: str,
+        arguments: Callable[[Link], tuple[Any, ...]],
+        into: dict[int, list[Any] | Exception],
+    ) -> None:
+        """Call a method of all engines, and put what each returned, or raised, into a dictionary.
 
-        def read(link: Link, _header: Header, values: Any) -> tuple[int, list[Any]]:
-            return link.index, values or []
+        Parameters
+        ----------
+        method
+            Of :class:`~clusterenv.envs.Engine`.
+        arguments
+            Returns the arguments for a shard.
+        into
+            By shard.
+        """
+
+        def read(link: Link, _header: Header, values: Any) -> dict[int, list[Any] | Exception]:
+            failed = isinstance(values, Failure)
+            into[link.index] = env_error(link, values) if failed else values or []
+            return into
 
         def send(shard: int) -> None:
             self._exchange.send(shard, Frame.CALL, read, partial(send, shard), blobs[shard])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import selectors
 import time
 import weakref
@@ -103,17 +104,29 @@ class Exchange:
             self._failed(error)
             raise
 
-    def recv(self) -> Answer:
-        """Return the next answer of any shard."""
+    def recv(self, timeout: float | None = None) -> Answer:
+        """Return the next answer of any shard.
+
+        Raises
+        ------
+        TimeoutError
+            If none came within so many seconds; it may come later.
+        """
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         try:
             while not self._ready:
-                for link in self._readable():
+                seconds = min(_WATCH_SECONDS, max(0.0, deadline - time.monotonic()))
+                for link in self._readable(seconds):
                     self._read(link)
                 if not self._ready:
                     self._watch()
+                    if time.monotonic() > deadline:
+                        break
         except BaseException as error:
             self._failed(error)
             raise
+        if not self._ready:
+            raise TimeoutError(f"no shard has answered within {timeout:g} s")
         return self._ready.popleft()
 
     def _send(
@@ -141,9 +154,9 @@ class Exchange:
         limit = self._patience if kind in (Frame.STEP, Frame.ACT) else float("inf")
         unanswered.append(_Request(size, reader, again, time.monotonic() + limit))
 
-    def _readable(self) -> list[Link]:
+    def _readable(self, seconds: float = _WATCH_SECONDS) -> list[Link]:
         buffered = [link for link in self._fleet.links if link.channel.has_buffered()]
-        return buffered or [key.data for key, _ in self._selector.select(_WATCH_SECONDS)]
+        return buffered or [key.data for key, _ in self._selector.select(seconds)]
 
     def _read(self, link: Link) -> None:
         try:

@@ -89,8 +89,10 @@ class Layout:
         Raises
         ------
         ValueError
-            If the number, the shape or the kind of dtype does not fit; the message
-            says which leaf, what was expected and what was passed.
+            If the number or the shape does not fit; the message says which leaf, what was
+            expected and what was passed.
+        TypeError
+            If it is no batch at all, or the kind of dtype does not fit.
         """
         columns = [batch] if self._is_array else list(_flatten(self.space, batch, what))
         return [
@@ -176,14 +178,20 @@ def _flatten(space: Space[Any], batch: Any, name: str) -> Iterator[Any]:
     if isinstance(space, spaces.Dict):
         keys = list(space.spaces)
         if not isinstance(batch, Mapping) or set(batch) != set(keys):
-            got = sorted(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__
-            raise ValueError(f"{name} must be a dictionary with the keys {keys}, got {got}")
+            known = isinstance(batch, Mapping)
+            got = sorted(map(str, batch)) if known else type(batch).__name__
+            raise (ValueError if known else TypeError)(
+                f"{name} must be a dictionary with the keys {keys}, got {got}"
+            )
         for key, child in space.spaces.items():
             yield from _flatten(child, batch[key], f"{name}.{key}")
     elif isinstance(space, spaces.Tuple):
         if not isinstance(batch, Sequence) or len(batch) != len(space.spaces):
-            given = len(batch) if isinstance(batch, Sequence) else type(batch).__name__
-            raise ValueError(f"{name} must be a tuple of {len(space.spaces)} batches, got {given}")
+            known = isinstance(batch, Sequence)
+            given = len(batch) if known else type(batch).__name__
+            raise (ValueError if known else TypeError)(
+                f"{name} must be a tuple of {len(space.spaces)} batches, got {given}"
+            )
         for position, child in enumerate(space.spaces):
             yield from _flatten(child, batch[position], f"{name}.{position}")
     else:
@@ -204,9 +212,10 @@ def _checked(batch: Any, leaf: Leaf, n: int, name: str) -> Column:
         raise ValueError(f"{name} is not a regular array: {error}") from error
     expected = (n, *leaf.shape)
     if array.shape != expected:
-        raise ValueError(
+        kind = ValueError if array.shape else TypeError  # a single number is no batch
+        raise kind(
             f"{name} must have shape {expected} (one row per environment), got {array.shape}"
         )
     if array.dtype.kind not in _ACCEPTS[leaf.dtype.kind]:
-        raise ValueError(f"{name} must be of dtype {leaf.dtype}, got {array.dtype}")
+        raise TypeError(f"{name} must be of dtype {leaf.dtype}, got {array.dtype}")
     return np.ascontiguousarray(array)

@@ -241,10 +241,7 @@ class _Server:
                     self._channel.recv_body(header, [weights])
                     self._act(ActRequest(*loads(raw)), weights)
                 else:
-                    call = CallRequest(*loads(raw))
-                    doing = call.method
-                    value = getattr(self._engine, call.method)(*call.args)
-                    self._channel.send(Frame.VALUE, dumps(value))
+                    self._channel.send(Frame.VALUE, self._call(raw))
             except ChannelClosed:
                 raise
             except BaseException as error:  # some environments call sys.exit()
@@ -296,6 +293,16 @@ class _Server:
         infos = self._engine.step([chosen["action"]], self._slot, None)
         self._note(infos, slice(None), None, dead if self._spends_steps else None)
         self._send_result(infos, slice(None), chosen)
+
+    def _call(self, raw: bytes | bytearray) -> bytes:
+        """Return what a method of the engine returned, or the failure: the environments go on."""
+        doing = "call"
+        try:
+            request = CallRequest(*loads(raw))
+            doing = request.method
+            return dumps(getattr(self._engine, request.method)(*request.args))
+        except BaseException as error:  # some environments call sys.exit()
+            return dumps(failure_of(error, self._first, doing))
 
     def _over(self) -> npt.NDArray[np.bool_]:
         """Return whose last step said that the episode is over."""

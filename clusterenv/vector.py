@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import atexit
-import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -20,40 +19,65 @@ from gymnasium.vector.utils import batch_space
 from torch import nn
 
 from clusterenv import config
-from clusterenv.arguments import Reset, check_restarts, env_indices, reset_arguments
-from clusterenv.asking import Asking
+from clusterenv.arguments import check_restarts
+from clusterenv.calls import AsyncState, Calls
 from clusterenv.cluster import ClusterLike
-from clusterenv.env_loop import check_spaces
-from clusterenv.envs import Slot
 from clusterenv.errors import (
-    ActionError,
     ClosedError,
+    ClusterEnvError,
     ConfigError,
-    NothingSent,
-    ResetNeeded,
     ResultsPending,
+    WaitTimeout,
 )
-from clusterenv.exchange import Answer, Exchange
-from clusterenv.fleet import Fleet, Link
-from clusterenv.groups import Groups
+from clusterenv.exchange import Exchange
+from clusterenv.fleet import Fleet
 from clusterenv.launch import make_recipe, open_fleet
-from clusterenv.policies.base import Policy
+from clusterenv.numeric import is_number
+from clusterenv.observation_mode import ObservationMode, batch_observations
+from clusterenv.process_guard import ProcessGuard
 from clusterenv.recovery import Recovery
-from clusterenv.remote_policy import RemotePolicy
-from clusterenv.result import Result, Rows
-from clusterenv.schema import Column, Layout
+from clusterenv.round_trips import ResetResult, RoundTrips, StepResult
 from clusterenv.supervision import Restarts
 from clusterenv.sync.rules import EveryVersion, SyncRule
 
 __all__ = ["ClusterEnv", "make_vec"]
 
-StepResult = tuple[
-    Any, npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]
-]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _INTERRUPTED_SECONDS = 1.0
 
 _open: weakref.WeakSet[ClusterEnv] = weakref.WeakSet()
+
+
+def _exclusive(
+    method: Callable[Concatenate[ClusterEnv, P], R],
+) -> Callable[Concatenate[ClusterEnv, P], R]:
+    """Let one thread at a time call the methods so marked, and none in a fork or after the end."""
+    name = method.__name__
+
+    @wraps(method)
+    def call(self: ClusterEnv, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        self._guard.check()
+        if not self._calling.acquire(False):
+            raise ResultsPending(
+                f"{name}() while another thread is in {self._called}(): one at a time; give each "
+                "thread a ClusterEnv of its own, or share this one with a lock",
+                self._called,
+            )
+        try:
+            self._called = name
+            if self.closed:
+                raise self._closed_error()
+            return method(self, *args, **kwargs)
+        except Exception as error:
+            if self.closed and not self._closed_because and not isinstance(error, ClosedError):
+                raise ClosedError(f"this ClusterEnv was closed while {name}() waited") from error
+            raise
+        finally:
+            self._calling.release()
+
+    return call
 
 
 def make_vec(
@@ -66,6 +90,7 @@ def make_vec(
     autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
     wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] = (),
     restarts: Restarts | None = None,
+    observation_mode: ObservationMode = "same",
     **env_kwargs: Any,
 ) -> ClusterEnv:
     """Make a vector environment whose environments live on a Dask cluster.
@@ -95,12 +120,15 @@ def make_vec(
         How often a lost shard is placed again: 5 times in 10 minutes by default,
         ``Restarts(0)`` for never. Its environments come back truncated, with the observation
         of a reset and the reason in ``info["lost"]``.
+    observation_mode
+        As in Gymnasium: ``"same"`` if all observation spaces are equal; ``"different"`` if they
+        agree in shape and dtype only; or a tuple of the batched space and that of one environment.
     **env_kwargs
         Passed to the environment.
 
     Raises
     ------
-    ConfigError, UnknownEnv, NoWorkers, EnvError
+    ConfigError, SpaceMismatch, UnknownEnv, NoWorkers, EnvError
         At once, and with nothing left running.
 
     Examples
@@ -115,15 +143,22 @@ def make_vec(
     """
     restarts = Restarts() if restarts is None else restarts
     check_restarts(restarts)
-    recipe = make_recipe(env, num_envs, engine, autoreset_mode, wrappers, env_kwargs)
+    recipe = make_recipe(
+        env, num_envs, engine, autoreset_mode, wrappers, env_kwargs, observation_mode
+    )
     return ClusterEnv(*open_fleet(recipe, num_envs, shards, cluster), restarts)
 
 
 class ClusterEnv(VectorEnv[Any, Any, Any]):
     """A ``gymnasium.vector.VectorEnv`` over the shards of a fleet; see :func:`make_vec`.
 
-    ``reset`` and ``step`` wait for all shards. With ``async_reset``, ``send`` and ``recv``
-    the head answers each shard as soon as it is ready, so that no worker waits for another.
+    ``reset`` and ``step`` wait for all shards. ``reset_async`` and ``step_async`` do not, until
+    ``reset_wait`` and ``step_wait``, as in ``AsyncVectorEnv``. With ``async_reset``, ``send`` and
+    ``recv`` the head answers each shard as soon as it is ready, so that no worker waits for
+    another.
+
+    One thread at a time may call it, in the process that made it; ``close`` may be called from any
+    thread.
 
     Examples
     --------
@@ -144,40 +179,40 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self._fleet = fleet
         self._owned_client = owned_client
         self._closed_because = ""
+        self._calling = threading.Lock()
+        self._called = ""  # by whoever has the lock
         self.sync: SyncRule = EveryVersion()
         """When ``step(policy)`` sends newer weights to a shard; set it before the first."""
-        self._remote: RemotePolicy | None = None
         about = fleet.description
         last = fleet.links[-1].share
         self.num_envs = int(last.first + last.count)
-        self._groups = Groups(fleet)
+        autoreset = about.autoreset_mode is not AutoresetMode.DISABLED
+        self._calls = Calls(self.num_envs, autoreset=autoreset)
         recovery = Recovery(fleet, restarts, self.num_envs)
         self._exchange = Exchange(fleet, recovery.recover, self._fail)
-        self._ask = Asking(fleet, self._groups, recovery, self._exchange)
-        self._process = os.getpid()
+        self._trips = RoundTrips(fleet, recovery, self._exchange, self._calls, self._fail)
         self.spec = about.spec
-        self.metadata = dict(about.metadata)
+        self.autoreset_mode = about.autoreset_mode
+        self.metadata = {**about.metadata, "autoreset_mode": about.autoreset_mode}
         self.render_mode = about.render_mode
-        self.single_observation_space = about.observation_space
+        self.observation_mode = about.observation_mode
+        self.single_observation_space, self.observation_space = batch_observations(
+            about.observation_mode, about.observation_spaces
+        )
         self.single_action_space = about.action_space
-        self.observation_space = batch_space(about.observation_space, self.num_envs)
         self.action_space = batch_space(about.action_space, self.num_envs)
-        self._obs = Layout(about.observation_space)
-        self._act = Layout(about.action_space)
-        self._pending = np.zeros(self.num_envs, np.bool_)
-        self._started = False  # the first reset is of all environments
-        self._over = np.zeros(self.num_envs, np.bool_)  # wait for a reset; DISABLED only
-        self._disabled = about.autoreset_mode is AutoresetMode.DISABLED
+        self._guard = ProcessGuard("this ClusterEnv", "connections")
         _open.add(self)
 
-    # The synchronous face
+    # All environments at once
 
+    @_exclusive
     def reset(
         self,
         *,
         seed: int | Sequence[int | None] | None = None,
         options: dict[str, Any] | None = None,
-    ) -> tuple[Any, dict[str, Any]]:
+    ) -> ResetResult:
         """Reset all environments, or those of ``options["reset_mask"]``.
 
         Parameters
@@ -188,14 +223,9 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         options
             Passed to every environment; ``reset_mask`` is taken out first.
         """
-        self._check_open()
-        seeds, options, mask = self._reset(seed, options)
-        self._drop_pending()
-        result = Result(self._obs, self.num_envs)
-        self._send_reset(seeds, options, mask, result)
-        self._collect()
-        return self._obs.nest(result.slot.obs), result.info()
+        return self._finish(self._trips.reset("reset", seed, options))
 
+    @_exclusive
     def step(self, actions: Any) -> StepResult:
         """Step every environment and wait for all of them.
 
@@ -208,46 +238,66 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             Weights travel when :attr:`sync` says so; whether they have changed is found by
             comparing them, at every step, in about a millisecond per million.
         """
-        self._check_open()
-        if isinstance(actions, nn.Module):
-            return self._step_policy(actions)
-        columns = self._action_columns(actions, self.num_envs)
-        self._check_ready(slice(None))
-        result = Result(self._obs, self.num_envs)
-        for whole in self._groups.whole:
-            self._ask.step(whole, [column[whole.span] for column in columns], result)
-        self._collect()
-        if self._disabled:
-            self._note_over(slice(None), result.slot)
-        obs, reward, terminated, truncated = result.slot
-        return self._obs.nest(obs), reward, terminated, truncated, result.info()
+        return self._finish(self._start_step("step", actions))
 
-    def _step_policy(self, policy: nn.Module) -> StepResult:
-        if not isinstance(policy, Policy):
-            raise ActionError(
-                f"step() got a {type(policy).__name__}; wrap it: "
-                "envs.step(clusterenv.policies.Categorical(module)) or CleanRL(agent)"
-            )
-        self._check_ready(slice(None))
-        if self._remote is None:
-            check_spaces(self.single_observation_space, self.single_action_space)
-            links = len(self._fleet.links)
-            self._remote = RemotePolicy(policy, self.sync, self._obs, links, self.num_envs)
-        self._remote.refresh(policy)
-        result = Result(self._obs, self.num_envs)
-        for whole in self._groups.whole:
-            self._ask.act(whole, partial(self._remote.request, whole.shard), result)
-        self._collect()
-        if self._disabled:
-            self._note_over(slice(None), result.slot)
-        obs, reward, terminated, truncated = result.slot
-        info = result.info()
-        self._remote.observe(obs, terminated | truncated, info)
-        info |= self._remote.complete(result.chosen, self.num_envs)
-        return self._obs.nest(obs), reward, terminated, truncated, info
+    # All environments, without waiting for them
 
-    # The asynchronous face
+    @_exclusive
+    def reset_async(
+        self,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        """Begin a :meth:`reset`; :meth:`reset_wait` returns its results."""
+        finish = self._trips.reset("reset_async", seed, options)
+        self._calls.begin(AsyncState.WAITING_RESET, finish)
 
+    @_exclusive
+    def reset_wait(self, timeout: float | None = None) -> ResetResult:
+        """Return what :meth:`reset_async` has begun.
+
+        Parameters
+        ----------
+        timeout
+            Seconds to wait; ``None`` for as long as it takes.
+
+        Raises
+        ------
+        NothingSent
+            If no ``reset_async`` is under way.
+        WaitTimeout
+            If some environment has not finished in time. What comes later is dropped, and a
+            ``reset`` must come before the next step.
+        """
+        result: ResetResult = self._wait(AsyncState.WAITING_RESET, timeout)
+        return result
+
+    @_exclusive
+    def step_async(self, actions: Any) -> None:
+        """Begin a :meth:`step`; :meth:`step_wait` returns its results."""
+        self._calls.begin(AsyncState.WAITING_STEP, self._start_step("step_async", actions))
+
+    @_exclusive
+    def step_wait(self, timeout: float | None = None) -> StepResult:
+        """Return what :meth:`step_async` has begun; as :meth:`reset_wait`."""
+        result: StepResult = self._wait(AsyncState.WAITING_STEP, timeout)
+        return result
+
+    @_exclusive
+    def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
+        """Begin a :meth:`call`; :meth:`call_wait` returns its results."""
+        finish = self._start_call("call_async", name, args, kwargs)
+        self._calls.begin(AsyncState.WAITING_CALL, finish)
+
+    @_exclusive
+    def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
+        """Return what :meth:`call_async` has begun; as :meth:`reset_wait`, but no reset is due."""
+        values: tuple[Any, ...] = self._wait(AsyncState.WAITING_CALL, timeout)
+        return values
+
+    # Whichever environments are ready
+
+    @_exclusive
     def async_reset(
         self,
         *,
@@ -255,17 +305,9 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         options: dict[str, Any] | None = None,
     ) -> None:
         """Begin to reset all environments; :meth:`recv` returns them shard by shard."""
-        self._check_open()
-        seeds, options, mask = self._reset(seed, options)
-        if mask is not None:
-            raise ConfigError(
-                "async_reset() resets all environments; for some of them: "
-                "reset(options={'reset_mask': mask})"
-            )
-        self._drop_pending()
-        self._send_reset(seeds, options, None, None)
-        self._pending[:] = True
+        self._trips.send_reset(seed, options)
 
+    @_exclusive
     def send(self, actions: Any, env_ids: Sequence[int] | npt.NDArray[Any] | None = None) -> None:
         """Begin to step some environments; :meth:`recv` returns the results.
 
@@ -277,21 +319,9 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             Global env indices, as :meth:`recv` gave them in ``info["env_id"]``; by default
             all. With the engines ``"native"`` and ``"envpool"``: whole shards, in order.
         """
-        self._check_open()
-        known = self._groups.known(env_ids)
-        if known is not None:  # what recv() gave: nothing to look up
-            columns = self._action_columns(actions, len(known.ids))
-            self._check_ready(known.ids)
-            self._ask.step(known, columns)
-            self._pending[known.ids] = True
-            return
-        ids = env_indices(env_ids, self.num_envs)
-        columns = self._action_columns(actions, len(ids))
-        self._check_ready(ids)
-        for group, at in list(self._groups.split(ids)):
-            self._ask.step(group, [column[at] for column in columns])
-        self._pending[ids] = True
+        self._trips.send(actions, env_ids)
 
+    @_exclusive
     def recv(self) -> StepResult:
         """Return the results of whichever group of environments is ready first.
 
@@ -300,30 +330,21 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         obs, reward, terminated, truncated, info
             As from ``step``, with one row per environment of ``info["env_id"]``.
         """
-        self._check_open()
-        if not self._pending.any():
-            raise NothingSent(
-                "recv() has nothing to wait for: call async_reset() or send(actions, env_ids) first"
-            )
-        result: Result = self._next_answer().value
-        self._pending[result.ids] = False
-        if self._disabled:
-            self._note_over(result.ids, result.slot)
-        obs, reward, terminated, truncated = result.slot
-        info = result.info()
-        info["env_id"] = result.ids
-        return self._obs.nest(obs), reward, terminated, truncated, info
+        return self._trips.recv()
 
     # The environments' own attributes
 
-    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    @_exclusive
+    def call(self, name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method, or read an attribute, of every environment."""
-        return tuple(self._call("call", lambda _link: (name, args, kwargs)))
+        return self._finish(self._start_call("call", name, args, kwargs))
 
+    @_exclusive
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Read an attribute of every environment."""
-        return self.call(name)
+        return self._finish(self._start_call("get_attr", name, (), {}))
 
+    @_exclusive
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute: a list or tuple gives each environment its own value."""
         if not isinstance(values, (list, tuple)):
@@ -333,11 +354,19 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
                 f"set_attr({name!r}, …) needs {self.num_envs} values, one per environment, "
                 f"or a single one, got {len(values)}"
             )
-        self._call("set_attr", lambda link: (name, values[link.span]))
+        self._finish(
+            self._trips.call("set_attr", "set_attr", lambda link: (name, values[link.span]))
+        )
 
+    @_exclusive
     def render(self) -> tuple[Any, ...]:
         """Return a frame of every environment."""
-        return tuple(self._call("render", lambda _link: ()))
+        return self._finish(self._trips.call("render", "render", lambda _link: ()))
+
+    @property  # type: ignore[misc]
+    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
+        """A copy of the random number generator of every environment."""
+        return self.get_attr("np_random")
 
     @property
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -352,8 +381,9 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         timeout
             Seconds that the shards are given to stop by themselves.
         """
+        self.closed = True  # before anything else: another thread may wait for results
         _open.discard(self)
-        if os.getpid() != self._process:
+        if not self._guard.is_here:
             return  # a fork: the environments belong to the parent
         self._exchange.close()
         try:
@@ -361,6 +391,11 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         finally:
             if self._owned_client is not None:
                 self._owned_client.close()
+        if self._calls.state is not AsyncState.DEFAULT:
+            gym.logger.warn(
+                f"Calling `close` while waiting for a pending call to `{self._calls.state.value}` "
+                "to complete."
+            )
 
     def __enter__(self) -> ClusterEnv:
         return self
@@ -369,100 +404,58 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self.close()
 
     def __del__(self) -> None:
-        if not hasattr(self, "_process") or self.closed:
+        if not hasattr(self, "_guard") or self.closed:
             return
         # This may be Dask's event loop, or a thread that holds a lock of the client.
         threading.Thread(target=self.close, name="clusterenv-close").start()
 
-    # Requests
+    # Inside
 
-    def _send_reset(
-        self,
-        seeds: list[int | None],
-        options: dict[str, Any] | None,
-        mask: npt.NDArray[np.bool_] | None,
-        result: Result | None,
-    ) -> None:
-        for whole in self._groups.whole:
-            self._ask.reset(whole, seeds, options, mask, result)
-        chosen = slice(None) if mask is None else mask
-        self._over[chosen] = False
-        self._started = True
+    def _start_step(self, call: str, actions: Any) -> Callable[[], StepResult]:
+        if isinstance(actions, nn.Module):
+            return self._trips.act(call, actions, self.sync)
+        return self._trips.step(call, actions)
 
-    def _call(self, method: str, arguments: Callable[[Link], tuple[Any, ...]]) -> list[Any]:
-        self._check_open()
-        if self._pending.any():
-            raise ResultsPending(self._pending_message(method))
-        self._ask.call(method, arguments)
-        answers = [self._exchange.recv().value for _ in self._fleet.links]
-        for answer in answers:  # a wrong name is no reason to close
-            if isinstance(answer, Exception):
-                raise answer
-        return [value for _, values in sorted(answers, key=lambda a: a[0]) for value in values]
+    def _start_call(
+        self, call: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[[], tuple[Any, ...]]:
+        if name in ("reset", "step", "close"):
+            raise ConfigError(f"{call}({name!r}) would bypass envs.{name}(): call that instead")
+        return self._trips.call(call, "call", lambda _link: (name, args, kwargs))
 
-    def _collect(self) -> None:
-        """Receive every answer: one of each shard, or two if some of its environments were lost."""
-        while self._exchange.outstanding:
-            self._next_answer()
+    def _finish(self, finish: Callable[[], R]) -> R:
+        self._trips.collect()
+        return finish()
 
-    def _next_answer(self) -> Answer:
-        answer = self._exchange.recv()
-        if isinstance(answer.value, Exception):
-            self._fail(answer.value)
-            raise answer.value
-        return answer
-
-    def _drop_pending(self) -> None:
-        """Receive and forget what was sent before, so that a reset begins anew."""
-        self._collect()
-        self._pending[:] = False
+    def _wait(self, state: AsyncState, timeout: float | None) -> Any:
+        if timeout is not None and not (is_number(timeout) and timeout >= 0):
+            raise ConfigError(
+                f"{state.value}_wait(timeout={timeout!r}): seconds, or None: timeout=5.0"
+            )
+        finish = self._calls.end(state)
+        try:
+            self._trips.collect(timeout)
+        except TimeoutError as error:
+            if isinstance(error, ClusterEnvError):  # an environment's own
+                raise
+            self._calls.expired(state)
+            raise WaitTimeout(
+                f"{state.value}_wait() has timed out after {timeout:g} s: some environments have "
+                "not finished yet. What they return is dropped when it comes"
+            ) from error
+        return finish()
 
     def _fail(self, error: BaseException) -> None:
         """Close before an error reaches the caller, so that nothing is left running."""
+        if self.closed:  # by another thread, which is why there is an error
+            return
         self._closed_because = f"after {type(error).__name__}"
         # Whoever presses Ctrl-C does not want to wait for an environment that hangs.
         self.close(timeout=None if isinstance(error, Exception) else _INTERRUPTED_SECONDS)
 
-    # Checks
-
-    def _check_open(self) -> None:
-        if self.closed:
-            because = f" ({self._closed_because})" if self._closed_because else ""
-            raise ClosedError(f"this ClusterEnv is closed{because}; make a new one with make_vec")
-
-    def _check_ready(self, ids: Rows | slice) -> None:
-        if self._pending[ids].any():
-            raise ResultsPending(self._pending_message("actions"))
-        if not self._started:
-            raise ResetNeeded("actions before reset(): call obs, info = envs.reset(seed=1) first")
-        if self._disabled and self._over[ids].any():
-            over = np.flatnonzero(self._over).tolist()
-            raise ResetNeeded(
-                f"the episodes of environments {over} are over and autoreset_mode is DISABLED: "
-                "call envs.reset(options={'reset_mask': terminated | truncated}) first"
-            )
-
-    def _pending_message(self, what: str) -> str:
-        waiting = np.flatnonzero(self._pending).tolist()
-        return f"{what} while environments {waiting} have results to be received: call recv() first"
-
-    def _note_over(self, ids: Rows | slice, slot: Slot) -> None:
-        self._over[ids] = slot.terminated | slot.truncated
-
-    def _action_columns(self, actions: Any, n: int) -> list[Column]:
-        try:
-            return self._act.columns(actions, n)
-        except ValueError as error:
-            raise ActionError(
-                f"{error}. The action space of one environment is {self.single_action_space}; "
-                "envs.action_space.sample() shows a right one"
-            ) from error
-
-    def _reset(self, seed: Any, options: dict[str, Any] | None) -> Reset:
-        maskable = self._fleet.description.maskable
-        return reset_arguments(
-            seed, options, self.num_envs, maskable=maskable, started=self._started
-        )
+    def _closed_error(self) -> ClosedError:
+        because = f" ({self._closed_because})" if self._closed_because else ""
+        return ClosedError(f"this ClusterEnv is closed{because}; make a new one with make_vec")
 
 
 @atexit.register

@@ -68,5 +68,5 @@ def test_a_leaf_of_another_shape_is_named() -> None:
 def test_integers_may_stand_for_floats_but_not_the_other_way() -> None:
     box = Layout(spaces.Box(-1, 1, (1,), np.float32))
     assert box.columns(np.zeros((2, 1), np.int64), 2)[0].dtype == np.int64
-    with pytest.raises(ValueError, match="dtype int64, got float32"):
+    with pytest.raises(TypeError, match="dtype int64, got float32"):
         Layout(spaces.Discrete(3)).columns(np.zeros(2, np.float32), 2)
