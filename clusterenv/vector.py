@@ -285,7 +285,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         return result
 
     @_exclusive
-    def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
+    def call_async(self, name: str, *args: Any, **kwargs: Any) -> None:
         """Begin a :meth:`call`; :meth:`call_wait` returns its results."""
         finish = self._start_call("call_async", name, args, kwargs)
         self._calls.begin(AsyncState.WAITING_CALL, finish)
@@ -336,7 +336,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
     # The environments' own attributes
 
     @_exclusive
-    def call(self, name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method, or read an attribute, of every environment."""
         return self._finish(self._start_call("call", name, args, kwargs))
 
