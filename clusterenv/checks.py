@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from clusterenv.errors import ConfigError
+from clusterenv.errors import ArgumentTypeError, ConfigError
 from clusterenv.numeric import is_number, is_whole
 
 __all__ = [
@@ -163,6 +163,6 @@ def check_path(name: str, value: Any, right: str) -> Path:
 
 
 def check_instance(name: str, value: Any, kind: type, right: str) -> None:
-    """Raise ``ConfigError`` unless a value is of a type."""
+    """Raise ``ArgumentTypeError`` unless a value is of a type."""
     if not isinstance(value, kind):
-        raise ConfigError(f"{name} must be a {kind.__name__}, got {shown(value)}: {right}")
+        raise ArgumentTypeError(f"{name} must be a {kind.__name__}, got {shown(value)}: {right}")

@@ -21,6 +21,7 @@ from torch import nn
 from clusterenv import config
 from clusterenv.arguments import check_counts, check_restarts
 from clusterenv.calls import AsyncState, Calls
+from clusterenv.checks import check_instance
 from clusterenv.cluster import ClusterLike
 from clusterenv.errors import (
     ClosedError,
@@ -348,6 +349,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
     @_exclusive
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute: a list or tuple gives each environment its own value."""
+        check_instance("name", name, str, "envs.set_attr('gravity', 9.8)")
         if not isinstance(values, (list, tuple)):
             values = [values] * self.num_envs
         if len(values) != self.num_envs:
@@ -421,6 +423,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
     def _start_call(
         self, call: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Callable[[], tuple[Any, ...]]:
+        check_instance("name", name, str, f"envs.{call}('render_mode')")
         if name in ("reset", "step", "close"):
             raise ConfigError(f"{call}({name!r}) would bypass envs.{name}(): call that instead")
         return self._trips.call(call, "call", lambda _link: (name, args, kwargs))

@@ -131,7 +131,7 @@ class Fuzz:
         """Make the right call of every target; each must work."""
         for target in TARGETS:
             self._prepare(target)
-            self._run(_text(target, dict(target.right)))
+            self._run(self._text(target, dict(target.right)))
 
     def run(self, indices: range) -> Report:
         """Make these calls."""
@@ -145,22 +145,27 @@ class Fuzz:
         rng = random.Random(f"{self._seed} {index}")
         (target,) = rng.choices(TARGETS, [each.weight for each in TARGETS])
         arguments = dict(target.right)
-        parameters = self._parameters(target)
+        parameters = list(dict.fromkeys((*self._parameters(target), *target.right, *target.more)))
         for name in rng.sample(parameters, min(len(parameters), rng.choice((1, 1, 1, 2)))):
             never = target.never.get(name, ())
             arguments[name] = rng.choice([value for value in VALUES if value not in never])
-        return Call(index, target, _text(target, arguments))
+        return Call(index, target, self._text(target, arguments))
 
     def close(self) -> None:
         """Close all objects."""
         for name in _MADE:
             self.names[name].close()
 
-    def _parameters(self, target: Target) -> list[str]:
-        given = inspect.signature(eval(target.call, self.names)).parameters.values()
+    def _parameters(self, target: Target) -> dict[str, inspect.Parameter]:
+        given = inspect.signature(eval(target.call, self.names)).parameters
         gathers = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        own = [each.name for each in given if each.kind not in gathers]
-        return list(dict.fromkeys((*own, *target.right, *target.more)))
+        return {name: each for name, each in given.items() if each.kind not in gathers}
+
+    def _text(self, target: Target, arguments: dict[str, str]) -> str:
+        parameters = self._parameters(target)
+        bare = {n for n, each in parameters.items() if each.kind is each.POSITIONAL_ONLY}
+        given = [value if n in bare else f"{n}={value}" for n, value in arguments.items()]
+        return target.form.format(f"{target.call}({', '.join(given)})")
 
     def _judge(self, call: Call, report: Report) -> None:
         shown = f"    {call.text}  # fuzz.py --seed {self._seed} --only {call.index}"
@@ -219,11 +224,6 @@ class Fuzz:
             self.names[name] = _MADE[name](self.names)
         if missing:
             self._before = footprint()
-
-
-def _text(target: Target, arguments: dict[str, str]) -> str:
-    given = ", ".join(f"{name}={value}" for name, value in arguments.items())
-    return target.form.format(f"{target.call}({given})")
 
 
 def _told(error: BaseException) -> str:
@@ -299,7 +299,7 @@ def _names(client: Client, here: Path) -> dict[str, Any]:
     named: tuple[Any, ...] = (
         *(Decimal, Fraction, datetime, World, OfBatch),
         *(Journal, NStep, Prioritized, Ratio, Recent, ReplayStore, Sequences, Stack, Uniform),
-        *(acted, collected, gathered, learned, received, sampled, written),
+        *(acted, collected, gathered, learned, received, sampled, settled, written),
     )
     return {
         **{module.__name__.split(".")[-1]: module for module in modules},
@@ -360,6 +360,14 @@ def received(envs: clusterenv.ClusterEnv, _: None) -> None:
 def sampled(sampler: Sampler, n: int | None = 4) -> None:
     with ReplayStore(100, sampler=sampler) as store:
         filled(store).sample(n)
+
+
+def settled(call: Callable[[], Any], wait: Callable[[], Any]) -> None:
+    try:
+        call()
+    finally:
+        with contextlib.suppress(errors.ClusterEnvError):  # a wrong call has taken nothing
+            wait()
 
 
 def written(journal: Journal) -> None:

@@ -66,6 +66,11 @@ class Target:
 
 _RUNS = {"cluster": "client", "num_envs": "4", "shards": "2"}
 _STARTS = {"cluster": ("None",)}
+_BEGUN = (
+    ("reset", {"seed": "1"}, "pass"),
+    ("step", {"actions": "[2] * 4"}, "envs.reset()"),
+    ("call", {"name": "'colour'"}, "pass"),
+)
 _SAVED = {"directory": "saved"}
 _SMALL = {"capacity": "100"}
 _LARGE = {"capacity": ("10**9", "2**31")}  # a directory takes as much of the disk
@@ -83,6 +88,20 @@ TARGETS = (
         before="envs.reset()",
     ),
     Target("envs.async_reset", {"seed": "1"}, form="received(envs, {})"),
+    *(
+        Target(f"envs.{kind}_async", right, form=f"({{}}, envs.{kind}_wait())", before=before)
+        for kind, right, before in _BEGUN
+    ),
+    *(
+        Target(
+            f"envs.{kind}_wait",
+            {"timeout": "5"},
+            form=f"settled(lambda: {{}}, envs.{kind}_wait)",
+            before=f"{before}; envs.{kind}_async({', '.join(right.values())})",
+            weight=0.5,
+        )
+        for kind, right, before in _BEGUN
+    ),
     Target("envs.call", {"name": "'colour'"}),
     Target("envs.get_attr", {"name": "'colour'"}),
     Target("envs.set_attr", {"name": "'colour'", "values": "1"}),
