@@ -114,12 +114,13 @@ class Exchange:
         link = self._fleet.links[shard]
         try:
             # The caller may use its actions again; nobody writes into weights.
-            if self._multiplexer.send(link, kind, blob, body, copy=kind == _STEP):
+            behind = self._multiplexer.send(link, kind, blob, body, copy=kind == _STEP)
+            self._unanswered[shard].append(_Request(reader, again, time.monotonic(), limit))
+            if behind:
                 self._go_on_sending(link)
         except BaseException as error:
             self._failed(error)
             raise
-        self._unanswered[shard].append(_Request(reader, again, time.monotonic(), limit))
 
     def recv(self, timeout: float | None = None) -> Answer:
         """Return the next answer of any shard.

@@ -148,6 +148,27 @@ def test_a_shard_that_reads_nothing_keeps_no_sender_waiting_and_is_lost_after_th
     assert made == [[0, 0], [0, 0], [0, 0]]
 
 
+def test_a_request_whose_shard_is_lost_while_it_is_sent_is_made_again(
+    exchange: Exchange, ends: Any
+) -> None:
+    lost = ends.links[0]
+
+    def read_some() -> None:
+        for _ in range(8):
+            lost.socket.recv(1 << 20, socket.MSG_WAITALL)
+        lost.socket.shutdown(socket.SHUT_RDWR)
+
+    reading = threading.Thread(target=read_some)
+    reading.start()
+    made = ask(exchange, 0, np.zeros(1), body=[np.zeros(20_000_000, np.uint8)])
+    reading.join()
+    while not ends.replaced:
+        with pytest.raises(TimeoutError):
+            exchange.recv(0.05)
+    assert made == [0, 0]
+    assert len(exchange._unanswered[0]) == 1
+
+
 def test_a_shard_that_is_late_is_noticed_while_others_answer(exchange: Exchange, ends: Any) -> None:
     into = np.zeros(1)
     ask(exchange, 0, into)
