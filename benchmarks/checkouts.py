@@ -78,7 +78,8 @@ class Checkout:
     def __init__(self, directory: Path, name: str) -> None:
         path = os.pathsep.join([str(directory), os.environ.get("PYTHONPATH", "")])
         self._process = subprocess.Popen(
-            [sys.executable, __file__, "--serve", name],
+            [sys.executable, str(Path(__file__).resolve()), "--serve", name],
+            cwd=directory,  # where the processes that it starts look for modules first
             env={**os.environ, "PYTHONPATH": path},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
