@@ -113,7 +113,7 @@ class Exchange:
         limit = self._step_limit if kind in (_STEP, _ACT) else self._call_limit
         link = self._fleet.links[shard]
         try:
-            # The caller may use its actions again; nobody writes into weights.
+            # The caller may reuse its actions; weights never change.
             behind = self._multiplexer.send(link, kind, blob, body, copy=kind == _STEP)
             self._unanswered[shard].append(_Request(reader, again, time.monotonic(), limit))
             if behind:

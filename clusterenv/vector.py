@@ -182,7 +182,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self._owned_client = owned_client
         self._closed_because = ""
         self._calling = threading.Lock()
-        self._called = ""  # by whoever has the lock
+        self._called = ""  # by the thread that holds the lock
         self.sync: SyncRule = EveryVersion()
         """When ``step(policy)`` sends newer weights to a shard; set it before the first."""
         about = fleet.description
