@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from clusterenv import config as _config  # loads the defaults into Dask's configuration
-from clusterenv import errors, policies, returns
-from clusterenv.batch import Batch, Rollout
-from clusterenv.cluster import connect
-from clusterenv.collector import Collector
-from clusterenv.stats import Stats
-from clusterenv.store import ReplayStore, RolloutStore, open_dataset, to_minari
-from clusterenv.supervision import EnvFaults, Restarts
-from clusterenv.sync import Divergence, Every, EveryVersion, Never
-from clusterenv.vector import ClusterEnv, make_vec
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from clusterenv import config  # noqa: F401  # loads the defaults into Dask's configuration
+
+if TYPE_CHECKING:
+    from clusterenv import errors, policies, returns
+    from clusterenv.cluster.connect import connect
+    from clusterenv.data.batch import Batch, Rollout
+    from clusterenv.data.tensordict import to_tensordict
+    from clusterenv.head.collect.collector import Collector
+    from clusterenv.head.fleet.restarts import Restarts
+    from clusterenv.head.monitor.stats import Stats
+    from clusterenv.head.vector.cluster_env import ClusterEnv, make_vec
+    from clusterenv.head.vector.sb3 import SB3VecEnv
+    from clusterenv.simulation.env_faults import EnvFaults
+    from clusterenv.store import ReplayStore, RolloutStore, open_dataset, to_minari
+    from clusterenv.sync.rules import Divergence, Every, EveryVersion, Never
 
 __all__ = [
     "Batch",
@@ -26,6 +34,7 @@ __all__ = [
     "Restarts",
     "Rollout",
     "RolloutStore",
+    "SB3VecEnv",
     "Stats",
     "__version__",
     "connect",
@@ -35,6 +44,38 @@ __all__ = [
     "policies",
     "returns",
     "to_minari",
+    "to_tensordict",
 ]
 __version__ = "0.1.0"
-del _config
+
+# Where each name is defined. Modules are imported when a name is first used: torch, pyarrow and
+# distributed together take seconds, and ``clusterenv --help`` needs none of them.
+_MODULES = {
+    "cluster.connect": ("connect",),
+    "data.batch": ("Batch", "Rollout"),
+    "data.tensordict": ("to_tensordict",),
+    "head.collect.collector": ("Collector",),
+    "head.fleet.restarts": ("Restarts",),
+    "head.monitor.stats": ("Stats",),
+    "head.vector.cluster_env": ("ClusterEnv", "make_vec"),
+    "head.vector.sb3": ("SB3VecEnv",),
+    "simulation.env_faults": ("EnvFaults",),
+    "store": ("ReplayStore", "RolloutStore", "open_dataset", "to_minari"),
+    "sync.rules": ("Divergence", "Every", "EveryVersion", "Never"),
+}
+_DEFINED_IN = {name: module for module, names in _MODULES.items() for name in names}
+_SUBMODULES = ("errors", "policies", "returns", "store", "sync")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return importlib.import_module(f"clusterenv.{name}")
+    if name in _DEFINED_IN:
+        value = getattr(importlib.import_module(f"clusterenv.{_DEFINED_IN[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'clusterenv' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

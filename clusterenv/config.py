@@ -11,8 +11,7 @@ import dask.config
 import yaml
 from dask.utils import parse_bytes, parse_timedelta
 
-from clusterenv.checks import shown
-from clusterenv.errors import ConfigError
+from clusterenv.errors import ConfigError, shown
 
 __all__ = ["check", "get", "nbytes", "seconds"]
 

@@ -7,6 +7,7 @@ same situation, so ``except`` clauses written for ``SyncVectorEnv`` still work.
 from __future__ import annotations
 
 import multiprocessing
+from typing import Any
 
 from gymnasium import error as gym_error
 
@@ -14,10 +15,10 @@ __all__ = [
     "ActionError",
     "ActionTypeError",
     "ArgumentTypeError",
-    "ChannelClosed",
     "ClosedError",
     "ClusterEnvError",
     "ConfigError",
+    "ConnectionClosed",
     "Diverged",
     "EmptyStore",
     "EnvError",
@@ -41,6 +42,7 @@ __all__ = [
     "WaitTimeout",
     "WorkerLost",
     "WrongProcess",
+    "shown",
 ]
 
 
@@ -175,5 +177,23 @@ class ClosedError(ClusterEnvError, gym_error.ClosedEnvironmentError):
     """The environment was used after it was closed."""
 
 
-class ChannelClosed(ClusterEnvError, ConnectionError):
+class ConnectionClosed(ClusterEnvError, ConnectionError):
     """The other end of a channel is gone."""
+
+
+_SHOWN = 200  # characters of a value in a message
+
+
+def shown(value: Any) -> str:
+    """Return a value as an error shows it, not too long.
+
+    Examples
+    --------
+    >>> shown("x"), len(shown("x" * 5000))
+    ("'x'", 201)
+    """
+    try:
+        text = repr(value)
+    except Exception:  # an integer of too many digits, or an object of the user's
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

@@ -19,9 +19,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from clusterenv.fragment import Fragment
+from clusterenv.data.fragment import Fragment
+from clusterenv.data.spaces import Column
 from clusterenv.policies import Context, Decision, EpsilonGreedy
-from clusterenv.schema import Column
 from pipelines import cli, dqn, options, ranges
 from pipelines.dqn import Arrangement, Result
 from pipelines.learner_args import LearnerArgs

@@ -21,7 +21,7 @@ from statistics import fmean
 from typing import Any
 
 from clusterenv.errors import ClusterEnvError, ConfigError
-from clusterenv.store.files import create
+from clusterenv.store.journal.files import create
 from pipelines import options, ppo
 from pipelines.aps_arms import (
     CURVE,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clusterenv.errors import ConfigError
-from clusterenv.store.manifest import MANIFEST, read_manifest
+from clusterenv.store.journal.manifest import MANIFEST, read_manifest
 
 __all__ = ["Content", "check_kind", "content", "note_of", "taken"]
 

@@ -78,7 +78,7 @@ def _store(directory: Path) -> list[tuple[str, str]]:
     # Here, as --help needs none of it.
     import numpy as np
 
-    from clusterenv.store.snapshot import forged, open_snapshot
+    from clusterenv.store.journal.snapshot import forged, open_snapshot
 
     snapshot = open_snapshot(directory)
     note, damaged = snapshot.manifest.note, snapshot.damaged

@@ -8,9 +8,9 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode
 
-from clusterenv.envs import build
 from clusterenv.errors import ConfigError
-from clusterenv.launch import make_recipe
+from clusterenv.head.fleet.launch import make_recipe
+from clusterenv.simulation.engines import build
 
 __all__ = ["spaces_of"]
 

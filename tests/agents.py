@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributions import Categorical as CategoricalDistribution
 from torch.distributions import Distribution
 
-from clusterenv.fragment import Fragment
+from clusterenv.data.fragment import Fragment
 from clusterenv.policies import Categorical, Context, Decision, Policy
 
 

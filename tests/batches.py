@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from clusterenv import Batch
-from clusterenv.fragment import Fragment
+from clusterenv.data.fragment import Fragment
 from clusterenv.store import ReplayStore, Uniform
 
 FRAME = (6, 6)

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.distributions import Categorical as CategoricalDistribution
 from torch.distributions import Distribution, Independent, Normal
 
-from clusterenv.checks import check_instance, check_number, check_whole, items_of, shown
-from clusterenv.errors import ConfigError
+from clusterenv.data.checks import check_instance, check_number, check_whole, items_of
+from clusterenv.data.spaces import Layout
+from clusterenv.errors import ConfigError, shown
 from clusterenv.policies.base import Context, Decision, Policy, masked
-from clusterenv.schema import Layout
 
 __all__ = ["Categorical", "CleanRL", "EpsilonGreedy", "Gaussian", "PaperAgent", "Random"]
 

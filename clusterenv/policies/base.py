@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from clusterenv.fragment import Fragment
-from clusterenv.schema import Column
+from clusterenv.data.fragment import Fragment
+from clusterenv.data.spaces import Column
 
 __all__ = ["Context", "Decision", "Policy"]
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from clusterenv.store.dataset import open_dataset, to_minari
-from clusterenv.store.journal import Journal
+from clusterenv.store.journal.dataset import open_dataset, to_minari
+from clusterenv.store.journal.journal import Journal
 from clusterenv.store.ratio import Ratio
 from clusterenv.store.replay import ReplayStore
 from clusterenv.store.rollout import Rollout, RolloutStats, RolloutStore
 from clusterenv.store.samplers import NStep, Prioritized, Recent, Sampler, Sequences, Uniform
 from clusterenv.store.sampling import ReplayStats
-from clusterenv.store.stacks import Stack
+from clusterenv.store.table.stacks import Stack
 
 __all__ = [
     "Journal",

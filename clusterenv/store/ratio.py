@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from clusterenv.data.checks import is_number, is_whole
 from clusterenv.errors import ConfigError, RatioError
-from clusterenv.numeric import is_number, is_whole
 
 __all__ = ["Ratio"]
 

@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from clusterenv.batch import Batch
-from clusterenv.checks import check_flag, check_path
+from clusterenv.data.batch import Batch
+from clusterenv.data.checks import check_flag, check_path
 from clusterenv.errors import ConfigError, SchemaMismatch, StoreDamaged, StoreUnreadable
-from clusterenv.store.journal import Journal
-from clusterenv.store.manifest import MANIFEST, as_json
-from clusterenv.store.manifest_fields import generator_of
+from clusterenv.store.journal.journal import Journal
+from clusterenv.store.journal.manifest import MANIFEST, as_json
+from clusterenv.store.journal.manifest_fields import generator_of
+from clusterenv.store.journal.snapshot import Snapshot, forged, open_snapshot
 from clusterenv.store.ratio import Ratio
-from clusterenv.store.ring import Ring
 from clusterenv.store.samplers import Sampler, alike, described, from_description, shown
 from clusterenv.store.sampling import Replay
-from clusterenv.store.snapshot import Snapshot, forged, open_snapshot
-from clusterenv.store.specs import specs_of
-from clusterenv.store.stacks import Stack
+from clusterenv.store.table.ring import Ring
+from clusterenv.store.table.specs import specs_of
+from clusterenv.store.table.stacks import Stack
 
 __all__ = ["ReplayStore"]
 

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from clusterenv.batch import Batch, Rollout
-from clusterenv.checks import check_choice, check_instance, check_whole
+from clusterenv.data.batch import Batch, Rollout
+from clusterenv.data.buffer_pool import BufferPool
+from clusterenv.data.checks import check_choice, check_instance, check_whole
 from clusterenv.errors import ConfigError, EmptyStore, StaleBatch
-from clusterenv.lending import Lender
 
 __all__ = ["Rollout", "RolloutStats", "RolloutStore"]
 
@@ -94,7 +94,7 @@ class RolloutStore:
         self.stale = stale
         self._fragments: list[_Fragment] = []
         self._stats = RolloutStats()
-        self._lender = Lender()
+        self._lender = BufferPool()
 
     @property
     def rows(self) -> int:
@@ -213,7 +213,7 @@ def _joined(
     fragments: list[_Fragment],
     part: Callable[[_Fragment], Mapping[str, Array]],
     axis: int,
-    lender: Lender,
+    lender: BufferPool,
 ) -> dict[str, torch.Tensor]:
     """Join a part's arrays of all fragments; the one copy between the wire and the learner."""
     joined = {}

@@ -14,25 +14,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from clusterenv.batch import Batch
-from clusterenv.checks import (
-    check_flag,
-    check_instance,
-    check_names,
-    check_whole,
-    shown,
-)
-from clusterenv.errors import ClosedError, ConfigError, EmptyStore, RatioError
-from clusterenv.numeric import is_number
-from clusterenv.process_guard import hold_at_fork
-from clusterenv.store.admission import Admission
-from clusterenv.store.links import Links
-from clusterenv.store.memory import InFiles, InMemory
+from clusterenv.data.batch import Batch
+from clusterenv.data.checks import check_flag, check_instance, check_names, check_whole, is_number
+from clusterenv.data.processes import hold_at_fork
+from clusterenv.errors import ClosedError, ConfigError, EmptyStore, RatioError, shown
 from clusterenv.store.ratio import Ratio
-from clusterenv.store.ring import Ring, bytes_needed
 from clusterenv.store.samplers import Recent, Sampler, Uniform, check_sampler
-from clusterenv.store.specs import Specs, specs_of, specs_of_schema
-from clusterenv.store.stacks import Stack
+from clusterenv.store.table.admission import Admission
+from clusterenv.store.table.links import Links
+from clusterenv.store.table.memory import InFiles, InMemory
+from clusterenv.store.table.ring import Ring, bytes_needed
+from clusterenv.store.table.specs import Specs, specs_of, specs_of_schema
+from clusterenv.store.table.stacks import Stack
 
 __all__ = ["Replay", "ReplayStats"]
 

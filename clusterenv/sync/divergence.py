@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 from torch.distributions import Distribution, kl_divergence
 
+from clusterenv.data.spaces import Column
 from clusterenv.errors import ConfigError
-from clusterenv.schema import Column
 
 __all__ = ["Probe", "mean_divergence"]
 

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from clusterenv.channel import dumps, loads
-from clusterenv.lending import Lender
+from clusterenv.data.buffer_pool import BufferPool
+from clusterenv.data.pickling import dumps, loads
+from clusterenv.data.spaces import Column, Layout
 from clusterenv.policies.base import Context, Policy
-from clusterenv.schema import Column, Layout
-from clusterenv.sync.client import Announcement
 from clusterenv.sync.divergence import Probe, mean_divergence
 from clusterenv.sync.rules import SyncRule
+from clusterenv.sync.subscriber import Announcement
 from clusterenv.sync.weights import Weights, check_numbers, holds, lend, manifest_of, pack, tensors
 
 __all__ = ["Prepared", "Publisher", "probe_size"]
@@ -91,7 +91,7 @@ class Publisher:
         self._published: dict[str, float] = {}
         self._probed = 0
         self._seen: tuple[Weights, dict[str, Tensor]] | None = None
-        self._lender = Lender()
+        self._lender = BufferPool()
         first = pack(policy, self._manifest, version, self._lender)
         self._kept: dict[int, Weights] = {version: first}
 

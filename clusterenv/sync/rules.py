@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from clusterenv.data.checks import is_number, is_whole
 from clusterenv.errors import ConfigError
-from clusterenv.numeric import is_number, is_whole
 
 __all__ = ["Divergence", "Every", "EveryVersion", "Never", "SyncRule"]
 

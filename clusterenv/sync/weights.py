@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from clusterenv.data.buffer_pool import BufferPool
 from clusterenv.errors import ConfigError, Diverged
-from clusterenv.lending import Lender
 
 __all__ = [
     "Entry",
@@ -76,7 +76,7 @@ def manifest_of(module: nn.Module) -> Manifest:
     return Manifest(tuple(entries), offset)
 
 
-def pack(module: nn.Module, manifest: Manifest, version: int, lender: Lender) -> Weights:
+def pack(module: nn.Module, manifest: Manifest, version: int, lender: BufferPool) -> Weights:
     """Copy a module's tensors into one buffer, of memory that a lender has.
 
     Raises

@@ -31,7 +31,7 @@ from chaotic import ORDERS
 from checks import Account, check_rows
 
 import clusterenv
-from clusterenv import collector as collectors
+from clusterenv.head.collect import collector as collectors
 from pipelines import dqn
 
 FAULTS = ("kill", "stop", "hang", "hold", "raise")

@@ -17,7 +17,7 @@ import torch
 from batches import Fleet
 
 from clusterenv.store import Prioritized, ReplayStore
-from clusterenv.store.manifest import read_manifest
+from clusterenv.store.journal.manifest import read_manifest
 from pipelines.directories import note_of
 from pipelines.sessions import Session
 

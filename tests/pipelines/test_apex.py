@@ -13,7 +13,7 @@ from distributed import Client
 from torch import Tensor, nn
 
 import clusterenv
-from clusterenv.fragment import Fragment
+from clusterenv.data.fragment import Fragment
 from clusterenv.policies import Context
 from clusterenv.store import Prioritized, ReplayStore
 from pipelines.apex import APEX, Args, Explorers, ladder, least_exploring, preset, train

@@ -21,7 +21,7 @@ from machine import NODES, Slurm, missing
 
 import clusterenv
 from clusterenv import doctor
-from clusterenv.cluster import wait_for_workers
+from clusterenv.cluster.connect import wait_for_workers
 from clusterenv.errors import ConfigError
 from pipelines import dqn, ppo
 

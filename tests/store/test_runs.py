@@ -18,9 +18,9 @@ from worlds import Labelled
 
 import clusterenv
 from clusterenv import Batch
-from clusterenv.run_id import new_run_id
+from clusterenv.data.run_id import new_run_id
 from clusterenv.store import Journal, NStep, ReplayStore, Uniform
-from clusterenv.store.dataset import episodes
+from clusterenv.store.journal.dataset import episodes
 
 NAME = ["run", "shard", "incarnation", "env", "episode", "step"]
 

@@ -12,11 +12,11 @@ from agents import Recalls, cartpole_policy
 from torch import nn
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 
+from clusterenv.data.spaces import Layout
 from clusterenv.errors import ConfigError
 from clusterenv.policies import Categorical as CategoricalPolicy
 from clusterenv.policies import Gaussian
 from clusterenv.policies.base import Context
-from clusterenv.schema import Layout
 from clusterenv.sync import Divergence, Never
 from clusterenv.sync.divergence import Probe, mean_divergence
 from clusterenv.sync.publisher import Publisher

@@ -8,7 +8,7 @@ import pytest
 
 from clusterenv.errors import ConfigError
 from clusterenv.sync import Divergence, Every, EveryVersion, Never
-from clusterenv.sync.client import Announcement, PolicyClient
+from clusterenv.sync.subscriber import Announcement, Subscriber
 
 
 def test_every_version() -> None:
@@ -60,7 +60,7 @@ def test_settings_that_cannot_work_are_refused(make: object, message: str) -> No
 
 
 def test_a_worker_judges_each_announcement_once() -> None:
-    client = PolicyClient(Divergence(0.1), version=0)
+    client = Subscriber(Divergence(0.1), version=0)
     assert not client.decide()
     client.newest = Announcement(1, {0: 0.05}, {}, 1)
     assert not client.decide()
@@ -72,7 +72,7 @@ def test_a_worker_judges_each_announcement_once() -> None:
 
 
 def test_a_burst_of_versions_is_one_pull_and_missed_ones_do_no_harm() -> None:
-    client = PolicyClient(Divergence(0.1), version=0)
+    client = Subscriber(Divergence(0.1), version=0)
     client.newest = Announcement(1, {0: 0.2}, {}, 1)
     assert client.decide()
     for version in range(2, 50):  # announced before anyone could answer the pull
@@ -85,6 +85,6 @@ def test_a_burst_of_versions_is_one_pull_and_missed_ones_do_no_harm() -> None:
 
 
 def test_a_late_joiner_whose_version_nobody_knows_pulls() -> None:
-    client = PolicyClient(Divergence(0.1), version=0)
+    client = Subscriber(Divergence(0.1), version=0)
     client.newest = Announcement(7, {5: 0.0}, {}, 7)
     assert client.decide()

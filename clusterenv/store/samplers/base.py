@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from clusterenv.batch import Batch
+from clusterenv.data.batch import Batch
+from clusterenv.data.spaces import Column
 from clusterenv.errors import ConfigError
-from clusterenv.schema import Column
-from clusterenv.store.ring import Block, Ints, Ring
+from clusterenv.store.table.ring import Block, Ints, Ring
 
 __all__ = [
     "Draw",

@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from clusterenv.batch import Batch
-from clusterenv.checks import check_whole, shown
-from clusterenv.errors import ConfigError
-from clusterenv.numeric import is_number
-from clusterenv.schema import Column
-from clusterenv.store.ring import Block, Ints, Ring
+from clusterenv.data.batch import Batch
+from clusterenv.data.checks import check_whole, is_number
+from clusterenv.data.spaces import Column
+from clusterenv.errors import ConfigError, shown
 from clusterenv.store.samplers.base import Draw, Numbers, Transitions
 from clusterenv.store.samplers.rows import Prioritized, Uniform
+from clusterenv.store.table.ring import Block, Ints, Ring
 
 __all__ = ["NStep"]
 

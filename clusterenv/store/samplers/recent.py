@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from clusterenv.batch import Batch
-from clusterenv.checks import check_whole
+from clusterenv.data.batch import Batch
+from clusterenv.data.checks import check_whole
+from clusterenv.data.spaces import Column
 from clusterenv.errors import ConfigError, EmptyStore
-from clusterenv.schema import Column
-from clusterenv.store.ring import Block, Ints
 from clusterenv.store.samplers.base import Draw, Numbers, Transitions
+from clusterenv.store.table.ring import Block, Ints
 
 __all__ = ["Recent"]
 

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from clusterenv.batch import Batch
-from clusterenv.checks import check_flag, shown
-from clusterenv.errors import ConfigError, EmptyStore
-from clusterenv.numeric import is_number
-from clusterenv.store.ring import Block, Ints, Ring
+from clusterenv.data.batch import Batch
+from clusterenv.data.checks import check_flag, is_number
+from clusterenv.errors import ConfigError, EmptyStore, shown
 from clusterenv.store.samplers.base import Draw, Numbers, Transitions, equal_weights, wanted
-from clusterenv.store.sum_tree import SumTree
+from clusterenv.store.samplers.sum_tree import SumTree
+from clusterenv.store.table.ring import Block, Ints, Ring
 
 __all__ = ["Prioritized", "Uniform"]
 

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from clusterenv.batch import Batch
-from clusterenv.checks import check_whole
+from clusterenv.data.batch import Batch
+from clusterenv.data.checks import check_whole
+from clusterenv.data.spaces import Column
 from clusterenv.errors import ConfigError, EmptyStore
-from clusterenv.schema import Column
-from clusterenv.store.ring import STEP_COLUMNS, Block, Ints, Ring
 from clusterenv.store.samplers.base import Draw, Numbers, Transitions, wanted
 from clusterenv.store.samplers.rows import Prioritized
-from clusterenv.store.specs import Spec
+from clusterenv.store.table.ring import STEP_COLUMNS, Block, Ints, Ring
+from clusterenv.store.table.specs import Spec
 
 __all__ = ["Sequences"]
 

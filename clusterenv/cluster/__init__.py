@@ -1,0 +1,1 @@
+"""Clusters: connecting to them, starting them, and keeping their workers."""

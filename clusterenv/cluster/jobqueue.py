@@ -1,0 +1,168 @@
+"""Clusters whose workers are jobs of a batch system, started through dask-jobqueue."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import dask
+from distributed.core import Status
+from distributed.deploy import SpecCluster
+from distributed.security import Security
+
+from clusterenv.cluster.replacement import ReplaceLostJobs
+from clusterenv.cluster.security import LOOPBACK, NO_PAGES, in_files
+from clusterenv.errors import ConfigError
+
+__all__ = ["JOBQUEUES", "job_options", "jobqueue_class", "start_jobqueue"]
+
+JOBQUEUES = {
+    "htcondor": "HTCondorCluster",
+    "lsf": "LSFCluster",
+    "moab": "MoabCluster",
+    "oar": "OARCluster",
+    "pbs": "PBSCluster",
+    "sge": "SGECluster",
+    "slurm": "SLURMCluster",
+}
+
+_SHARED = "~/.clusterenv"
+
+
+def start_jobqueue(
+    name: str,
+    security: Security | None,
+    options: Mapping[str, Any],
+    afterwards: contextlib.ExitStack,
+) -> SpecCluster:
+    """Start a cluster that has no jobs yet, unless ``n_workers`` asks for some.
+
+    Jobs that end are replaced until the cluster is closed or scaled down.
+
+    Parameters
+    ----------
+    name
+        Of the batch system, one of :data:`JOBQUEUES`.
+    security
+        The cluster's certificates, or ``None`` for no TLS.
+    options
+        Passed to dask-jobqueue's class.
+    afterwards
+        Gets what is to be done when the cluster is closed: its certificates are removed.
+    """
+    cls = jobqueue_class(name)
+    section = options.get("config_name") or name
+    settings = dask.config.get(f"jobqueue.{section}", {})
+    complete = job_options(options, settings)
+    if security is not None:
+        shared = complete.get("shared_temp_directory") or settings.get("shared-temp-directory")
+        directory = afterwards.enter_context(_private_directory(shared))
+        complete["security"] = in_files(security, Path(directory))
+    dashboard = complete["scheduler_options"].get("dashboard", True)
+    workers = complete.pop("n_workers", None)
+    with dask.config.set({} if dashboard else NO_PAGES):
+        cluster = cls(**complete)
+    cluster.scheduler.add_plugin(ReplaceLostJobs(cluster))
+    if workers:
+        _submit(name, cluster, jobs=math.ceil(workers / complete["processes"]))
+    return cluster
+
+
+def _submit(name: str, cluster: SpecCluster, jobs: int) -> None:
+    """Ask for jobs as ``cluster.scale`` does, but raise if the batch system refuses them."""
+    for _ in range(jobs):
+        cluster.worker_spec.update(cluster.new_worker_spec())
+    try:
+        cluster.sync(cluster._correct_state)
+    except BaseException as error:
+        script = cluster.job_script()
+        for job in cluster.workers.values():
+            job.status = Status.failed  # close() cancels all, and minds any other status
+        cluster.close()
+        if isinstance(error, (OSError, RuntimeError, ValueError)):
+            raise ConfigError(
+                f"{name} took no job: {error}\n\nThe job script:\n\n{script}"
+            ) from error
+        raise
+
+
+def jobqueue_class(name: str) -> Callable[..., SpecCluster]:
+    """Return dask-jobqueue's class for a batch system.
+
+    Raises
+    ------
+    ConfigError
+        If dask-jobqueue is not installed.
+    """
+    try:
+        import dask_jobqueue
+    except ImportError as error:
+        raise ConfigError(
+            f"cluster={name!r} needs dask-jobqueue: pip install 'clusterenv[hpc]'"
+        ) from error
+    return getattr(dask_jobqueue, JOBQUEUES[name])  # type: ignore[no-any-return]
+
+
+def job_options(options: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a jobqueue cluster, completed with what suits environments.
+
+    - A job's cores become as many single-threaded processes, one for each shard.
+    - Dask's HTTP servers, which know no TLS, are reached from their own machine only, and show
+      no dashboard that was not asked for.
+
+    Parameters
+    ----------
+    options
+        What the user asks for; it is never overruled.
+    settings
+        Dask's settings for the batch system: ``jobqueue.slurm``, for example.
+
+    Examples
+    --------
+    >>> job_options({"cores": 4}, {})["processes"]
+    4
+    >>> job_options({}, {"cores": 4, "processes": 2})["processes"]
+    2
+    """
+
+    def asked(name: str, default: Any = None) -> Any:
+        value = options.get(name)
+        if value is None:
+            value = settings.get(name.replace("_", "-"))
+        return default if value is None else value
+
+    scheduler = dict(asked("scheduler_options", {}))
+    if not scheduler.get("dashboard_address"):
+        scheduler |= {"dashboard_address": LOOPBACK, "dashboard": False}
+    arguments = list(asked("worker_extra_args", []))
+    if "--dashboard-address" not in arguments:
+        arguments += ["--dashboard-address", LOOPBACK, "--no-dashboard"]
+    completed = {
+        **options,
+        "scheduler_options": scheduler,
+        "worker_extra_args": arguments,
+    }
+    processes = asked("processes", asked("cores"))
+    if processes is not None:
+        # Said here even if it is a setting: dask-jobqueue counts workers by this argument alone.
+        completed["processes"] = processes
+    return completed
+
+
+def _private_directory(shared: str | None) -> tempfile.TemporaryDirectory[str]:
+    """Make a directory that the jobs see, and that nobody else can look into."""
+    base = Path(os.path.expandvars(shared or _SHARED)).expanduser()
+    try:
+        base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return tempfile.TemporaryDirectory(prefix="tls-", dir=base)
+    except OSError as error:
+        raise ConfigError(
+            f"the certificates of the cluster cannot be written to {base}: {error}. Name a "
+            "directory that all nodes see: connect(…, shared_temp_directory='/scratch/me'), or do "
+            "without TLS: security=False"
+        ) from error

@@ -1,0 +1,1 @@
+"""Spaces, columns, fragments and batches: what both sides share, without Dask."""

@@ -1,0 +1,199 @@
+"""Rows as a learner gets them: a ``Batch`` of NumPy arrays, a ``Rollout`` of tensors."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from clusterenv.data.arrow import to_arrow
+from clusterenv.data.fragment import Cut
+from clusterenv.data.spaces import Column
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+__all__ = ["Batch", "Rollout"]
+
+
+class Batch:
+    """One fragment of one shard, as NumPy arrays; :meth:`torch` returns all of it as tensors.
+
+    ``batch["obs"]`` and the other columns are shaped ``[horizon, envs, …]`` and share the record
+    batch's memory, except booleans, which Arrow keeps as bits, and text: do not write into them.
+
+    Attributes
+    ----------
+    tail_rows
+        Rows whose next observation is not the observation one time row below: every row
+        that ended an episode, and every row of the last time step.
+    tail
+        The true next observations of these rows, by observation column; for a finished
+        episode its true final observation.
+    state
+        Recurrent state at the first time row, ``[envs, …]``.
+    run, shard, incarnation, policy_version
+        Where the rows are from; ``run`` is that of the collector. The version is that of the
+        first time row, where tracks differ the oldest; a row's own is in the column ``version``.
+    cuts
+        Episodes that were cut because their environment failed and was rebuilt, and why.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, Column],
+        num_envs: int,
+        *,
+        tail_rows: npt.NDArray[np.int64],
+        tail: Mapping[str, Column],
+        state: Mapping[str, Column],
+        run: int,
+        shard: int,
+        incarnation: int,
+        policy_version: int,
+        cuts: Sequence[Cut] = (),
+    ) -> None:
+        self._columns = dict(columns)
+        self.num_rows = len(columns["reward"])
+        self.num_envs = num_envs
+        self.horizon = self.num_rows // num_envs
+        self.tail_rows = tail_rows
+        self.tail = dict(tail)
+        self.state = dict(state)
+        self.run = run
+        self.shard = shard
+        self.incarnation = incarnation
+        self.policy_version = policy_version
+        self.cuts = list(cuts)
+
+    @functools.cached_property
+    def record_batch(self) -> pa.RecordBatch:
+        """All rows, time-major: row ``t * num_envs + e``."""
+        fields, arrays = zip(*(to_arrow(n, c) for n, c in self._columns.items()), strict=True)
+        names = ("run", "shard", "incarnation", "num_envs")
+        metadata = {name: str(getattr(self, name)) for name in names}
+        return pa.record_batch(list(arrays), schema=pa.schema(fields, metadata))
+
+    @property
+    def names(self) -> list[str]:
+        """The columns' names."""
+        return list(self._columns)
+
+    def flat(self, name: str) -> Column:
+        """Return a column with one row after the other, as in the record batch."""
+        try:
+            return self._columns[name]
+        except KeyError:
+            raise KeyError(f"no column {name!r}; there are {', '.join(self.names)}") from None
+
+    def __getitem__(self, name: str) -> Column:
+        flat = self.flat(name)
+        return flat.reshape(self.horizon, self.num_envs, *flat.shape[1:])
+
+    def next_obs(self) -> dict[str, Column]:
+        """Return the true next observation of every row, by observation column.
+
+        Each is ``[horizon, envs, …]``: the observation one time row below, and that of
+        ``tail`` where there is one. Where an episode ended, that is its final observation.
+        """
+        n, shifted = self.num_envs, {}
+        for name, tail in self.tail.items():
+            flat = self.flat(name)
+            following = np.concatenate([flat[n:], flat[-n:]])
+            following[self.tail_rows] = tail
+            shifted[name] = following.reshape(self.horizon, n, *flat.shape[1:])
+        return shifted
+
+    def torch(self) -> Rollout:
+        """Return columns, tail and state as tensors that share the batch's memory.
+
+        Text has no tensor form and is left out.
+        """
+        return Rollout(
+            _tensors({name: self[name] for name in self.names}),
+            torch.from_numpy(self.tail_rows),
+            _tensors(self.tail),
+            _tensors(self.state),
+        )
+
+    def tensordict(self) -> TensorDict:
+        """Return the rows as TorchRL names them; see :meth:`clusterenv.Rollout.tensordict`."""
+        return self.torch().tensordict()
+
+    def __repr__(self) -> str:
+        return (
+            f"Batch(shard={self.shard}, policy_version={self.policy_version}, "
+            f"horizon={self.horizon}, num_envs={self.num_envs}, columns={self.names})"
+        )
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Rows of one horizon as tensors: of one batch, or of several side by side.
+
+    Parameters
+    ----------
+    columns
+        One tensor per column of the batches, each ``[time, env, …]``.
+    tail_rows
+        Flat rows (``t * num_envs + e``) whose next observation is not the one a time
+        row below: every row that ended an episode and every row of the last time step.
+    tail
+        The true next observations of these rows, one tensor per observation column.
+    state
+        The recurrent state at the first time step, each ``[env, …]``; empty if the
+        policy has none.
+    """
+
+    columns: dict[str, Tensor]
+    tail_rows: Tensor
+    tail: dict[str, Tensor]
+    state: dict[str, Tensor] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Tensor:
+        try:
+            return self.columns[name]
+        except KeyError:
+            raise KeyError(f"no column {name!r}; there are {sorted(self.columns)}") from None
+
+    def next_obs(self) -> dict[str, Tensor]:
+        """Return the true next observation of every row; see :meth:`clusterenv.Batch.next_obs`."""
+        shifted = {}
+        for name, tail in self.tail.items():
+            obs = self.columns[name]
+            following = torch.cat([obs[1:], obs[-1:]])
+            following.flatten(0, 1)[self.tail_rows] = tail
+            shifted[name] = following
+        return shifted
+
+    def tensordict(self) -> TensorDict:
+        """Return the rows as TorchRL's losses, estimators and buffers expect them.
+
+        The batch size is ``[env, time]``, where the columns are ``[time, env]``; otherwise the
+        tensors share their memory. :func:`clusterenv.data.tensordict.to_tensordict` says
+        which column has which key.
+
+        Raises
+        ------
+        ConfigError
+            If tensordict, which comes with TorchRL, is not installed.
+        """
+        from clusterenv.data.tensordict import to_tensordict
+
+        following = {f"next_{name}": tensor for name, tensor in self.next_obs().items()}
+        rows = to_tensordict({**self.columns, **following}).transpose(0, 1)
+        rows.names = [None, "time"]
+        return rows
+
+
+def _tensors(columns: Mapping[str, Column]) -> dict[str, Tensor]:
+    return {
+        name: torch.from_numpy(column) for name, column in columns.items() if column.dtype != object
+    }

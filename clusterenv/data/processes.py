@@ -1,0 +1,111 @@
+"""Keeps live objects out of forks of the process that made them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+import weakref
+from typing import Any
+
+from clusterenv.errors import WrongProcess
+
+__all__ = ["ProcessGuard", "hold_at_fork", "signal_on_parent_death"]
+
+
+_generation = 0  # forks between the first process and this one; asking the system takes longer
+
+
+class ProcessGuard:
+    """Remembers the process that made an object.
+
+    A fork has its parent's sockets and open files. If both processes use them, each takes what is
+    meant for the other.
+
+    Parameters
+    ----------
+    what
+        The object, as the error calls it.
+    shared
+        What both processes would use.
+
+    Examples
+    --------
+    >>> guard = ProcessGuard("this Collector", "connections")
+    >>> guard.is_here
+    True
+    >>> guard.check()
+    """
+
+    def __init__(self, what: str, shared: str) -> None:
+        self._what = what
+        self._shared = shared
+        self._process = os.getpid()
+        self._generation = _generation
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the process that made the object."""
+        return self._generation == _generation
+
+    def check(self) -> None:
+        """Raise unless this is the process that made the object.
+
+        Raises
+        ------
+        WrongProcess
+            In any other.
+        """
+        if self._generation != _generation:
+            raise WrongProcess(
+                f"{self._what} belongs to process {self._process}, and process {os.getpid()} is a "
+                f"fork of it: both would use the same {self._shared}. Use it there, or make "
+                "another here; processes that make their own are best started with "
+                "multiprocessing.get_context('spawn')"
+            )
+
+
+_forking = threading.Lock()
+_locks: weakref.WeakSet[Any] = weakref.WeakSet()
+_held: list[Any] = []
+
+
+def hold_at_fork(lock: Any) -> None:
+    """Hold an ``RLock`` whenever this process forks: a fork gets whole data, and a free lock."""
+    with _forking:
+        _locks.add(lock)
+
+
+def _hold() -> None:
+    _forking.acquire()
+    for lock in list(_locks):
+        lock.acquire()
+        _held.append(lock)
+
+
+def _release() -> None:
+    while _held:
+        _held.pop().release()
+    _forking.release()
+
+
+def _begin_fork() -> None:
+    global _generation
+    _generation += 1
+    _release()
+
+
+os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_begin_fork)
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def signal_on_parent_death(number: int) -> None:
+    """Have the kernel send a signal to this process when its parent ends; on Linux.
+
+    It is sent when the parent's thread that started this process ends, which may be earlier.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))

@@ -1,0 +1,1 @@
+"""``Collector``: trajectories from shards that act by themselves."""

@@ -1,0 +1,380 @@
+"""``Collector``: trajectories from shards that act by themselves, as a stream of batches."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import math
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import gymnasium as gym
+from dask.utils import parse_bytes
+from gymnasium.envs.registration import EnvSpec
+
+from clusterenv import config
+from clusterenv.cluster.connect import ClusterLike
+from clusterenv.data.batch import Batch
+from clusterenv.data.checks import is_number
+from clusterenv.data.pickling import dumps, pickled
+from clusterenv.data.processes import ProcessGuard
+from clusterenv.data.spaces import Layout
+from clusterenv.errors import ClosedError, ConfigError, shown
+from clusterenv.head.collect.arguments import check_collector, check_survival
+from clusterenv.head.collect.receiver import Receiver
+from clusterenv.head.fleet.arguments import check_counts, check_shards
+from clusterenv.head.fleet.launch import StreamSpec, make_recipe, open_fleet
+from clusterenv.head.fleet.restarts import Restarts
+from clusterenv.head.monitor.stats import Stats, Tally
+from clusterenv.head.monitor.telemetry import Telemetry
+from clusterenv.policies.base import Policy
+from clusterenv.simulation.env_faults import EnvFaults
+from clusterenv.sync.publisher import Publisher
+from clusterenv.sync.rules import EveryVersion, SyncRule
+from clusterenv.sync.weights import manifest_of
+
+__all__ = ["Collector"]
+
+_open: weakref.WeakSet[Collector] = weakref.WeakSet()
+
+
+class Collector:
+    """Collects trajectories with the policy beside the simulation.
+
+    Parameters
+    ----------
+    env
+        Whatever :func:`clusterenv.make_vec` takes.
+    policy
+        A :class:`clusterenv.policies.Policy`; its weights are the first version.
+    num_envs, shards, cluster, engine, wrappers
+        As for :func:`clusterenv.make_vec`.
+    horizon
+        Time rows of a fragment, at most 2**20; a fragment must fit into a worker's memory.
+    sync
+        When a shard pulls a newer version; see ``clusterenv.sync``.
+    seed
+        Environment ``i`` gets ``seed + i``.
+    credits
+        Fragments that each shard may be ahead of the reader when iterating, from 2 to 1024.
+        The head holds them in memory.
+    max_shards
+        Workers that join later, and have no shard, get one more of the same size, up to so
+        many; by default none. See also :meth:`scale`.
+    restarts
+        How often a lost shard is placed again before the run ends: 5 times in 10 minutes by
+        default, ``Restarts(0)`` for never.
+    env_faults
+        What becomes of an environment that raises or breaks its own space: by default it is
+        rebuilt, alone, up to 5 times in 10 minutes; see :class:`clusterenv.EnvFaults`.
+    switch
+        Between what a shard changes its policy and scalars: ``"fragment"``, or ``"step"``
+        to act with new weights from the next step on. ``rollout()`` always changes them
+        between fragments.
+    text
+        What becomes of text in observations: ``"keep"`` makes it a column of strings,
+        ``"drop"`` leaves it out, ``"refuse"`` raises. The policy, which gets tensors, acts on the
+        rest of the observation.
+    version
+        Number of the first version, at most 2**30; a run that goes on goes on counting.
+    **env_kwargs
+        Passed to the environment.
+
+    Attributes
+    ----------
+    run
+        Number of this collector, an int64 that no other has; every batch and every row on disk
+        says it. Later collectors have larger numbers: the upper 42 bits are the milliseconds
+        since 1970 at which it began, the lower 21 are random.
+
+    Examples
+    --------
+    >>> import clusterenv, gymnasium, torch
+    >>> net = torch.nn.Linear(4, 2)
+    >>> policy = clusterenv.policies.Categorical(net)
+    >>> options = {"num_envs": 4, "horizon": 8, "shards": 2}
+    >>> with clusterenv.Collector("CartPole-v1", policy, **options) as collector:
+    ...     batches = collector.rollout()
+    ...     version = collector.publish(policy)
+    >>> [batch["obs"].shape for batch in batches], version
+    ([(8, 2, 4), (8, 2, 4)], 1)
+    """
+
+    def __init__(
+        self,
+        env: str | EnvSpec | Callable[..., gym.Env[Any, Any]] | Sequence[Callable[..., Any]],
+        policy: Policy,
+        *,
+        num_envs: int,
+        horizon: int,
+        shards: int | None = None,
+        cluster: ClusterLike = None,
+        engine: str = "auto",
+        sync: SyncRule | None = None,
+        seed: int | None = None,
+        credits: int = 2,  # noqa: A002
+        max_shards: int | None = None,
+        restarts: Restarts | None = None,
+        env_faults: EnvFaults | None = None,
+        switch: str = "fragment",
+        text: Literal["refuse", "drop", "keep"] = "refuse",
+        version: int = 0,
+        wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] = (),
+        **env_kwargs: Any,
+    ) -> None:
+        self.closed = False
+        rule = EveryVersion() if sync is None else sync
+        restarts = Restarts() if restarts is None else restarts
+        env_faults = EnvFaults() if env_faults is None else env_faults
+        check_counts(num_envs, shards)
+        check_collector(policy, horizon, credits, rule, seed, switch, version, text)
+        check_survival(restarts, env_faults, shards, max_shards)
+        recipe = make_recipe(env, num_envs, engine, None, wrappers, env_kwargs)
+        relays = _relays(policy)
+        spec = StreamSpec(policy, rule, horizon, seed, version, switch, env_faults, relays, text)
+        stream = pickled(spec)
+        self._fleet, self._owned_client = open_fleet(recipe, num_envs, shards, cluster, stream)
+        with contextlib.ExitStack() as undo:  # what follows may raise, and nobody would close it
+            if self._owned_client is not None:
+                undo.callback(self._owned_client.close)
+            undo.callback(self._fleet.close, config.seconds("timeout.close"))
+            self._begin(
+                policy, rule, version, _title(env), horizon, credits, restarts, max_shards, relays
+            )
+            undo.pop_all()
+        _open.add(self)
+        self._telemetry.begin()  # now that somebody listens to the shards
+
+    def _begin(
+        self,
+        policy: Policy,
+        rule: SyncRule,
+        version: int,
+        title: str,
+        horizon: int,
+        credits: int,  # noqa: A002
+        restarts: Restarts,
+        max_shards: int | None,
+        relays: bool,
+    ) -> None:
+        """Make all that the head needs besides the shards."""
+        self.run = self._fleet.run
+        about = self._fleet.description
+        self.observation_space = about.observation_space
+        self.action_space = about.action_space
+        layout = Layout(about.observation_space)
+        self._obs_names = [leaf.name("obs") for leaf in layout.leaves if leaf.is_array]
+        started = len(self._fleet.links)
+        self._publishing = threading.Lock()
+        self._publisher = Publisher(policy, rule, layout, started, version=version)
+        self._tally = Tally(started, version)
+        self._telemetry = Telemetry(self._fleet.client, self._fleet.name, title)
+        self._failure: BaseException | None = None
+        self._guard = ProcessGuard("this Collector", "connections")
+        self._intake = Receiver(
+            self._fleet,
+            self._publisher,
+            self._tally,
+            self._telemetry,
+            horizon=horizon,
+            credits=credits,
+            restarts=restarts,
+            max_shards=max_shards or started,
+            relays=relays,
+        )
+
+    # Taking batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield batches in the order in which they arrive, without end."""
+        while True:
+            yield self._next()
+
+    def _next(self) -> Batch:
+        self._check_open()
+        if not self._intake.streaming:
+            self._intake.stream()
+        batch = self._take()
+        self._sample_probe(batch)
+        return batch
+
+    @property
+    def ready(self) -> int:
+        """Batches that can be taken without waiting; an error that ends the run counts too."""
+        self._guard.check()
+        return self._intake.ready
+
+    def collect(self, rows: int) -> list[Batch]:
+        """Return batches of at least ``rows`` rows together, as they arrive."""
+        if not is_number(rows) or not 1 <= rows < 2**31:
+            raise ConfigError(
+                "collect(rows) needs a number from 1 to 2**31 - 1, as all rows are in memory at "
+                f"once, got {shown(rows)}: collect(4096)"
+            )
+        batches: list[Batch] = []
+        while sum(batch.num_rows for batch in batches) < rows:
+            batches.append(self._next())
+        return batches
+
+    def rollout(self) -> list[Batch]:
+        """Return exactly one fragment of every shard, in order, begun after this call.
+
+        A shard whose rule wants the newest version waits for it first, so with
+        ``EveryVersion`` all rows are of one version. Between calls the shards rest.
+        """
+        self._check_open()
+        if self._intake.streaming:
+            raise ConfigError(
+                "rollout() after iterating: the shards run ahead by themselves now. Use one way "
+                "per collector: for batch in collector, or batches = collector.rollout()"
+            )
+        asked = self._intake.ask_all()
+        batches = sorted((self._take() for _ in range(asked)), key=lambda batch: batch.shard)
+        with self._tally.lock:
+            self._tally.settle()
+        for batch in batches:  # in this order, whichever came first: the same seed, the same run
+            self._sample_probe(batch)
+        return batches
+
+    def publish(self, policy: Policy, **scalars: float) -> int:
+        """Announce a new version of the policy.
+
+        Weights move only to shards that ask for them. ``scalars`` travel with the
+        announcement and need no pull; each keeps its value until it is published again.
+
+        Returns
+        -------
+        int
+            The new version's number.
+
+        Raises
+        ------
+        ConfigError
+            If it is another policy than the first, or a scalar is no finite number.
+        Diverged
+            If the policy has become NaN; the workers go on with the version they have.
+        """
+        self._check_open()
+        if not isinstance(policy, Policy):
+            raise ConfigError(
+                f"publish() got a {type(policy).__name__}; publish the policy that the collector "
+                "was made with, or a copy of it: collector.publish(policy)"
+            )
+        for name, value in scalars.items():
+            if not is_number(value) or not math.isfinite(value):
+                raise ConfigError(
+                    f"publish({name}={shown(value)}): scalars are finite numbers, "
+                    f"publish(policy, {name}=0.1)"
+                )
+        numbers = {name: float(value) for name, value in scalars.items()}
+        with self._publishing:
+            # Evaluated outside the locks that receiving needs.
+            version = self._publisher.prepare(policy, numbers, self._tally.lock)
+            with self._intake.roster:
+                with self._tally.lock:
+                    announcement = self._publisher.commit(version)
+                self._intake.announce(dumps(tuple(announcement)))
+        return announcement.version
+
+    def scale(self, shards: int) -> None:
+        """Collect with so many shards, each as large as the first, as soon as workers have them.
+
+        Shards too many finish the fragment in hand, deliver it and end. It does not wait. From
+        then on this number counts, not ``max_shards``.
+        """
+        self._check_open()
+        check_shards("shards", shards, "collector.scale(4)")
+        self._intake.supervisor.scale(shards)
+
+    @property
+    def shards(self) -> int:
+        """Shards that there are, those that are being placed again included."""
+        return len(self._fleet.links)
+
+    def stats(self) -> Stats:
+        """Return what has been done so far."""
+        self._guard.check()
+        return self._intake.stats()
+
+    @property
+    def dashboard_link(self) -> str | None:
+        """Where Dask's dashboard shows the shards; ``None`` if the cluster has no dashboard."""
+        return self._telemetry.link
+
+    # Inside
+
+    def _sample_probe(self, batch: Batch) -> None:
+        # A recurrent state is known at the first time row alone, and it is what decides.
+        rows = slice(batch.num_envs if batch.state else None)
+        obs = [batch.flat(name)[rows] for name in self._obs_names]
+        mask = batch.flat("action_mask")[rows] if "action_mask" in batch.names else None
+        with self._tally.lock:
+            self._publisher.observe(obs, batch.flat("env")[rows], mask, batch.state)
+
+    def _take(self) -> Batch:
+        try:
+            item = self._intake.take()
+        except BaseException:
+            self.close(timeout=1.0)
+            raise
+        if isinstance(item, BaseException):
+            if not isinstance(item, ClosedError):
+                self._failure = item
+            self.close()
+            raise item
+        return item
+
+    # The end
+
+    def _check_open(self) -> None:
+        self._guard.check()
+        if self.closed:
+            because = f" (after {type(self._failure).__name__})" if self._failure else ""
+            raise ClosedError(f"this Collector is closed{because}; make a new one")
+
+    def close(self, timeout: float | None = None) -> None:
+        """Stop the shards, and the cluster if the collector started it."""
+        if self.closed:
+            return
+        seconds = config.seconds("timeout.close", timeout)
+        self.closed = True
+        _open.discard(self)
+        if not self._guard.is_here:
+            return  # a fork: the shards belong to the parent
+        try:
+            self._intake.close(seconds)
+        finally:
+            if self._owned_client is not None:
+                self._owned_client.close()
+
+    def __enter__(self) -> Collector:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not hasattr(self, "_intake") or self.closed:
+            return
+        # This may be Dask's event loop, or a thread that holds a lock of the client.
+        threading.Thread(target=self.close, name="clusterenv-close").start()
+
+
+def _relays(policy: Policy) -> bool:
+    """Whether a policy is so large that workers hand its weights on."""
+    least = config.get("channel.relay")
+    return least is not None and manifest_of(policy).nbytes >= parse_bytes(least)
+
+
+def _title(env: Any) -> str:
+    """Return what people call an environment."""
+    env = env[0] if isinstance(env, Sequence) and not isinstance(env, str) else env
+    return str(getattr(env, "id", None) or getattr(env, "__name__", None) or env)
+
+
+@atexit.register
+def _close_all() -> None:
+    for collector in list(_open):
+        collector.close()

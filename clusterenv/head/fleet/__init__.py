@@ -1,0 +1,1 @@
+"""Shards: where they are placed, what state they are in, and how they are restarted."""

@@ -1,0 +1,65 @@
+"""The head's end of one shard."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from clusterenv.head.fleet.placement import Share
+from clusterenv.transport.connection import Connection
+from clusterenv.transport.endpoint import Endpoint
+from clusterenv.transport.heartbeat import Heartbeat
+from clusterenv.worker.actor import ShardSpec
+
+__all__ = ["ShardHandle"]
+
+
+class ShardHandle:
+    """The head's end of one shard."""
+
+    def __init__(self, spec: ShardSpec, worker: str, future: Any) -> None:
+        self.index = spec.index
+        self.incarnation = spec.incarnation
+        self.share = Share(spec.first, spec.count)
+        self.span = slice(spec.first, spec.first + spec.count)
+        self.rows = np.arange(spec.first, spec.first + spec.count)
+        self.rows.setflags(write=False)  # handed out as info["env_id"]
+        self.worker = worker
+        self.future = future  # holding the Actor alone can lose it
+        self.actor: Any = None
+        self._channel: Connection | None = None
+        self.relay: Endpoint | None = None
+        """Where other workers get weights from it, if they do."""
+        self.lost = False
+        self.draining = False
+        self.delivered = 0
+        """Rows that have arrived."""
+        self.because = "scale"
+        """Why it was placed: ``scale``, ``loss`` or ``move``."""
+        self.pulse = Heartbeat(time.monotonic())
+
+    def __str__(self) -> str:
+        first, last = self.span.start, self.span.stop - 1
+        return f"shard {self.index} (environments {first}–{last}) on {self.worker}"
+
+    @property
+    def channel(self) -> Connection:
+        """The connection to the shard's thread."""
+        assert self._channel is not None
+        return self._channel
+
+    def connected(self, channel: Connection) -> None:
+        """Remember the connection."""
+        self._channel = channel
+
+    def disconnect(self) -> None:
+        """Close the connection, if there is one."""
+        if self._channel is not None:
+            self._channel.close()
+
+    @property
+    def running(self) -> bool:
+        """Whether the actor is there, as far as anybody has noticed."""
+        return self.actor is not None and not self.lost and self.future.status == "finished"

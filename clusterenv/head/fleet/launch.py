@@ -1,0 +1,121 @@
+"""From what a user names to a running fleet: the environments, the cluster, the shards."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import cloudpickle
+import gymnasium as gym
+from distributed import Client
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode
+
+from clusterenv import config
+from clusterenv.cluster.connect import ClusterLike, connect, starts_cluster, starts_empty
+from clusterenv.data.checks import check_choice
+from clusterenv.data.observation_mode import ObservationMode, check_observation_mode
+from clusterenv.errors import ConfigError, UnknownEnv, shown
+from clusterenv.head.fleet.fleet import Fleet
+from clusterenv.head.fleet.placement import split
+from clusterenv.simulation.engines import ENGINES, Recipe
+from clusterenv.worker.streamer import SWITCHES, StreamSpec
+
+__all__ = ["SWITCHES", "StreamSpec", "make_recipe", "open_fleet"]
+
+
+def open_fleet(
+    recipe: Recipe,
+    num_envs: int,
+    shards: int | None,
+    cluster: ClusterLike,
+    stream: bytes | None = None,
+) -> tuple[Fleet, Client | None]:
+    """Connect, and place the shards; also return the client if it is ours to close."""
+    config.check()
+    try:
+        pickled = cloudpickle.dumps(recipe)
+    except Exception as error:
+        raise ConfigError(
+            f"the environment cannot be sent to a worker: {error}. Pass an id, or a function "
+            "that makes everything it needs itself: make_vec(lambda: MyEnv(size=5), 8)"
+        ) from error
+    # A cluster that is started for these shards gets a process for each.
+    options: dict[str, Any] = {}
+    if starts_cluster(cluster):
+        if shards:
+            options["n_workers"] = shards
+        elif starts_empty(cluster):
+            raise ConfigError(
+                f"cluster={cluster!r} has no workers yet, so say how many: "
+                f"make_vec(…, cluster={cluster!r}, shards=4)"
+            )
+    client = connect(cluster, set_as_default=False, **options)
+    owned = client if client is not cluster else None
+    try:
+        # Workers that the cluster has asked for and that are still to come count too.
+        planned = len(getattr(client.cluster, "plan", ()))
+        count = shards or min(num_envs, max(1, len(client.nthreads()), planned))
+        return Fleet(client, pickled, split(num_envs, count), stream), owned
+    except BaseException:
+        if owned is not None:
+            owned.close()
+        raise
+
+
+def make_recipe(
+    env: Any,
+    num_envs: int,
+    engine: str,
+    autoreset_mode: AutoresetMode | str | None,
+    wrappers: Sequence[Callable[..., Any]],
+    kwargs: dict[str, Any],
+    observation_mode: ObservationMode = "same",
+) -> Recipe:
+    """Check what names the environments, and return how to make them."""
+    check_choice("engine", engine, ("auto", *ENGINES), "engine='auto'")
+    engine = "gymnasium" if engine == "auto" else engine
+    try:
+        mode = None if autoreset_mode is None else AutoresetMode(autoreset_mode)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"autoreset_mode={shown(autoreset_mode)} is unknown; "
+            f"one of {', '.join(f'AutoresetMode.{m.name}' for m in AutoresetMode)}"
+        ) from error
+    if isinstance(env, str):
+        source: Any = env if engine == "envpool" else _spec(env)
+    elif isinstance(env, EnvSpec) or callable(env):
+        source = env
+    elif isinstance(env, Sequence) and all(callable(factory) for factory in env):
+        if len(env) != num_envs:
+            raise ConfigError(f"{len(env)} factories were passed for num_envs={num_envs}")
+        source = tuple(env)
+    else:
+        raise ConfigError(
+            f"env={shown(env)} is a {type(env).__name__}; pass an id ('CartPole-v1'), a spec, "
+            "or a function that makes an environment"
+        )
+    if not isinstance(wrappers, Sequence) or not all(callable(each) for each in wrappers):
+        raise ConfigError(
+            f"wrappers={shown(wrappers)} must be a sequence of callables: wrappers=(TimeLimit,)"
+        )
+    check_observation_mode(observation_mode)
+    return Recipe(source, dict(kwargs), tuple(wrappers), engine, mode, observation_mode)
+
+
+def _spec(name: str) -> EnvSpec:
+    module, _, name = name.rpartition(":")
+    try:
+        if module:  # which registers it
+            importlib.import_module(module)
+        return gym.spec(name)
+    except gym.error.Error as error:
+        raise UnknownEnv(
+            f"{error} If another package registers it, name its module too: 'package:{name}'"
+        ) from error
+    except (ModuleNotFoundError, TypeError, ValueError) as error:  # or no name of a module
+        raise UnknownEnv(
+            f"cannot import {module!r}, the module of {name!r}: {error}. A module of this "
+            "directory is found with PYTHONPATH=."
+        ) from error

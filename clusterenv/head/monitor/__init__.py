@@ -1,0 +1,1 @@
+"""Statistics of a collector, and its page on Dask's dashboard."""

@@ -1,0 +1,156 @@
+"""The page "ClusterEnv" on Dask's dashboard; it runs in the scheduler's process."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator
+from typing import Any
+
+from bokeh.layouts import column, gridplot
+from bokeh.models import ColumnDataSource
+from bokeh.models.widgets import Div
+from bokeh.palettes import Category10_10
+from bokeh.plotting import figure
+from distributed.dashboard.components import add_periodic_callback
+from distributed.dashboard.components.scheduler import BOKEH_THEME, env
+from distributed.dashboard.core import BokehApplication
+from distributed.dashboard.scheduler import template_variables
+from tornado.ioloop import IOLoop
+
+from clusterenv.head.monitor.telemetry import TOPIC, curves, headline
+
+__all__ = ["Page", "add_page"]
+
+ROUTE = "clusterenv"
+MILLISECONDS = 500
+POINTS = 1_000
+LEGEND_SHARDS = 10
+
+BY_SHARD = {
+    "rate": "steps per second, by shard",
+    "version": "version that acts, by shard",
+    "lag": "versions behind the newest, by shard",
+    "divergence": "divergence from the newest, by shard",
+}
+OF_ALL = {
+    "mean_return": "mean return of the last 100 episodes",
+    "pulls": "pulls of weights so far",
+    "queued": "batches that wait for the learner",
+    "restarts": "shards placed again so far",
+}
+
+
+def add_page(scheduler: Any, prefix: str) -> None:
+    """Add the page to a scheduler's dashboard, whose pages' paths begin with ``prefix``."""
+    variables = template_variables(scheduler)
+    page = BokehApplication({f"/{ROUTE}": _document}, scheduler, prefix, variables)
+    scheduler.http_application.add_application(page)
+    page.initialize(IOLoop.current())
+    page.start()
+    variables["pages"].append(ROUTE)  # every page's bar reads the same list
+
+
+def _document(scheduler: Any, extra: dict[str, Any], doc: Any) -> None:
+    doc.title = "Dask: ClusterEnv"
+    page = Page(scheduler)
+    page.update()
+    add_periodic_callback(doc, page, MILLISECONDS)
+    doc.add_root(page.root)
+    doc.template = env.get_template("simple.html")
+    doc.template_variables.update(extra)
+    doc.theme = BOKEH_THEME
+
+
+class Page:
+    """Numbers and curves of the collector that told something last.
+
+    Parameters
+    ----------
+    scheduler
+        Whose event topic collectors write to.
+    """
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self._seen = 0.0  # when the last event that was drawn came
+        self._last: dict[str, Any] | None = None
+        self._shards = 0
+        self._source = ColumnDataSource({name: [] for name in ("seconds", *OF_ALL)})
+        self._figures = {name: _figure(title) for name, title in (BY_SHARD | OF_ALL).items()}
+        for name in OF_ALL:
+            self._figures[name].line("seconds", name, source=self._source, line_width=2)
+        self._headline = Div(text=_say("waiting for a collector"), sizing_mode="stretch_width")
+        plots = gridplot(
+            [*self._figures.values()], ncols=2, sizing_mode="stretch_width", toolbar_location=None
+        )
+        self.root = column(self._headline, plots, sizing_mode="stretch_width")
+
+    def update(self) -> None:
+        """Draw what has come since the last time."""
+        points: list[dict[str, float | None]] = []
+        for message in self._news():
+            if self._last is None or message["fleet"] != self._last["fleet"]:
+                self._begin(message)
+                points.clear()
+            else:
+                points.append(curves(self._last, message))
+                self._headline.text = _say(message["title"], headline(self._last, message))
+            self._last = message
+        if points:
+            shards = sum(name.startswith("rate ") for name in points[-1])
+            self._draw_shards(shards)
+            names = self._source.data
+            nothing = float("nan")
+            self._source.stream(
+                {
+                    name: [nothing if (v := point.get(name)) is None else v for point in points]
+                    for name in names
+                },
+                POINTS,
+            )
+
+    def _news(self) -> Iterator[dict[str, Any]]:
+        for when, message in self._scheduler.get_events(TOPIC):
+            if when > self._seen:
+                self._seen = when
+                yield message
+
+    def _begin(self, message: dict[str, Any]) -> None:
+        """Clear the curves for another collector."""
+        self._source.data = {name: [] for name in self._source.data}
+        self._headline.text = _say(message["title"])
+
+    def _draw_shards(self, shards: int) -> None:
+        """Have curves for so many shards."""
+        length = len(self._source.data["seconds"])
+        for shard in range(self._shards, shards):
+            for name in BY_SHARD:
+                self._source.data[f"{name} {shard}"] = [float("nan")] * length
+                labelled = {"legend_label": str(shard)} if shard < LEGEND_SHARDS else {}
+                self._figures[name].line(
+                    "seconds",
+                    f"{name} {shard}",
+                    source=self._source,
+                    color=Category10_10[shard % 10],
+                    line_width=2,
+                    **labelled,
+                )
+                legend = self._figures[name].legend
+                legend.location, legend.orientation = "top_left", "horizontal"
+                legend.background_fill_alpha = 0.4
+        self._shards = max(self._shards, shards)
+
+
+def _figure(title: str) -> Any:
+    return figure(
+        title=title, height=200, tools="", sizing_mode="stretch_width", x_axis_label="seconds"
+    )
+
+
+def _say(title: str, numbers: list[tuple[str, str]] | None = None) -> str:
+    cells = "".join(
+        f'<span style="margin-right:2em"><small style="color:#777">{html.escape(label)}</small> '
+        f'<b id="clusterenv-{label.replace("/", "-")}">{html.escape(value)}</b></span>'
+        for label, value in numbers or ()
+    )
+    return f'<div style="font-size:16px"><h2>{html.escape(title)}</h2>{cells}</div>'

@@ -1,0 +1,151 @@
+"""What a collector tells the page on Dask's dashboard, and how the page makes curves of it."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from distributed import Client
+
+from clusterenv.head.monitor.stats import Stats
+
+__all__ = ["TOPIC", "Telemetry", "curves", "headline", "record"]
+
+logger = logging.getLogger("clusterenv")
+
+TOPIC = "clusterenv"
+SECONDS = 1.0
+
+Record = Mapping[str, Any]
+
+
+def record(fleet: str, title: str, stats: Stats) -> dict[str, Any]:
+    """Return what is told of a collector: numbers, strings, and lists by shard."""
+    return {
+        "fleet": fleet,
+        "title": title,
+        "seconds": stats.seconds,
+        "rows": [round(rate * stats.seconds) for rate in stats.steps_per_second],
+        "newest": stats.version,
+        "versions": stats.versions,
+        "divergences": stats.divergences,
+        "announcements": stats.announcements,
+        "pulls": stats.pulls,
+        "queued": stats.queued,
+        "restarts": stats.restarts,
+        "episodes": stats.episodes,
+        "mean_return": statistics.fmean(stats.returns) if stats.returns else None,
+    }
+
+
+def curves(before: Record, after: Record) -> dict[str, float | None]:
+    """Return the points that a record adds to the curves, by curve.
+
+    Curves of a shard are named with its number: ``rate 0``, ``version 0``, ``lag 0``,
+    ``divergence 0``. A shard that began since has no rate yet.
+    """
+    seconds = after["seconds"] - before["seconds"]
+    points: dict[str, float | None] = {"seconds": after["seconds"]}
+    for shard, rows in enumerate(after["rows"]):
+        known = shard < len(before["rows"]) and seconds > 0
+        points[f"rate {shard}"] = (rows - before["rows"][shard]) / seconds if known else None
+        points[f"version {shard}"] = after["versions"][shard]
+        points[f"lag {shard}"] = after["newest"] - after["versions"][shard]
+        points[f"divergence {shard}"] = after["divergences"][shard]
+    for name in ("pulls", "queued", "restarts", "mean_return"):
+        points[name] = after[name]
+    return points
+
+
+def headline(before: Record, after: Record) -> list[tuple[str, str]]:
+    """Return the numbers at the top of the page, by label."""
+    seconds = after["seconds"] - before["seconds"]
+    rate = (sum(after["rows"]) - sum(before["rows"])) / seconds if seconds > 0 else 0.0
+    possible = after["announcements"] * len(after["rows"])
+    # A shard that begins anew is given the newest version, which counts as a pull.
+    saved = f", {max(0, 1 - after['pulls'] / possible):.0%} saved" if possible else ""
+    mean = after["mean_return"]
+    return [
+        ("steps", f"{sum(after['rows']):,}"),
+        ("steps/s", f"{rate:,.0f}"),
+        ("return", "–" if mean is None else f"{mean:.1f}"),
+        ("episodes", f"{after['episodes']:,}"),
+        ("version", f"{after['newest']:,}"),
+        ("pulls", f"{after['pulls']:,}{saved}"),
+        ("shards", f"{len(after['rows'])}"),
+        ("restarts", f"{after['restarts']:,}"),
+    ]
+
+
+class Telemetry:
+    """Tells the scheduler of a collector, where a dashboard shows it.
+
+    Parameters
+    ----------
+    client
+        Of the cluster.
+    fleet
+        Its name, by which collectors are told apart.
+    title
+        What the page calls it.
+
+    Attributes
+    ----------
+    link
+        Where the page is; ``None`` before :meth:`begin`, and if there is none.
+    """
+
+    def __init__(self, client: Client, fleet: str, title: str) -> None:
+        self._client, self._fleet, self._title = client, fleet, title
+        self._told = 0.0
+        self.link: str | None = None
+
+    def begin(self) -> None:
+        """Add the page to the dashboard, if there is one and the page is not there.
+
+        The scheduler may have to import what draws it first, which takes a moment.
+        """
+        try:
+            shown = self._client.run_on_scheduler(_add_page)
+        except Exception as error:  # its machine may lack something
+            logger.info("no page on the dashboard: the scheduler answered %r", error)
+        else:
+            if shown:
+                status = str(self._client.dashboard_link)
+                self.link = f"{status.removesuffix('/status')}/clusterenv"
+
+    def due(self, now: float) -> bool:
+        """Whether it is time to tell something."""
+        return self.link is not None and now - self._told >= SECONDS
+
+    def tell(self, now: float, stats: Stats) -> None:
+        """Send what there is, without waiting for an answer."""
+        self._told = now
+        message = record(self._fleet, self._title, stats)
+        self._client.loop.add_callback(partial(_send, self._client, message))
+
+
+async def _send(client: Client, message: Record) -> None:
+    try:
+        await client.scheduler.log_event(topic=TOPIC, msg=message)
+    except Exception as error:  # a lost scheduler is for others to notice
+        logger.debug("the dashboard was not told: %s", error)
+
+
+def _add_page(dask_scheduler: Any) -> bool:
+    """Add the page to a scheduler's dashboard, if it has one; return whether it is there."""
+    applications = dask_scheduler.http_application.applications
+    paths = [path for each in applications for path in getattr(each, "app_paths", ())]
+    prefix = next((path[: -len("/status")] for path in paths if path.endswith("/status")), None)
+    if prefix is None:
+        return False
+    if f"{prefix}/clusterenv" not in paths:
+        from clusterenv.head.monitor.dashboard import (
+            add_page,  # needs Bokeh, which the head may not have
+        )
+
+        add_page(dask_scheduler, prefix)
+    return True

@@ -1,0 +1,1 @@
+"""``ClusterEnv``: Gymnasium's vector API over a fleet of shards."""

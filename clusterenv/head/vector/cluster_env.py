@@ -1,0 +1,468 @@
+"""``ClusterEnv``: Gymnasium's vector environment over a fleet of shards."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from distributed import Client
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from torch import nn
+
+from clusterenv import config
+from clusterenv.cluster.connect import ClusterLike
+from clusterenv.data.checks import check_instance, is_number
+from clusterenv.data.observation_mode import ObservationMode, batch_observations
+from clusterenv.data.processes import ProcessGuard
+from clusterenv.errors import (
+    ClosedError,
+    ClusterEnvError,
+    ConfigError,
+    ResultsPending,
+    WaitTimeout,
+)
+from clusterenv.head.fleet.arguments import check_counts, check_restarts
+from clusterenv.head.fleet.fleet import Fleet
+from clusterenv.head.fleet.launch import make_recipe, open_fleet
+from clusterenv.head.fleet.restarts import Restarts
+from clusterenv.head.vector.calls import AsyncState, Calls
+from clusterenv.head.vector.exchange import Exchange
+from clusterenv.head.vector.recovery import Recovery
+from clusterenv.head.vector.round_trips import ResetResult, RoundTrips, StepResult
+from clusterenv.sync.rules import EveryVersion, SyncRule
+
+__all__ = ["ClusterEnv", "make_vec"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_INTERRUPTED_SECONDS = 1.0
+
+_open: weakref.WeakSet[ClusterEnv] = weakref.WeakSet()
+
+
+def _exclusive(
+    method: Callable[Concatenate[ClusterEnv, P], R],
+) -> Callable[Concatenate[ClusterEnv, P], R]:
+    """Let one thread at a time call the methods so marked, and none in a fork or after the end."""
+    name = method.__name__
+
+    @wraps(method)
+    def call(self: ClusterEnv, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        self._guard.check()
+        if not self._calling.acquire(False):
+            raise ResultsPending(
+                f"{name}() while another thread is in {self._called}(): one at a time; give each "
+                "thread a ClusterEnv of its own, or share this one with a lock",
+                self._called,
+            )
+        try:
+            self._called = name
+            if self.closed:
+                raise self._closed_error()
+            return method(self, *args, **kwargs)
+        except Exception as error:
+            if self.closed and not self._closed_because and not isinstance(error, ClosedError):
+                raise ClosedError(f"this ClusterEnv was closed while {name}() waited") from error
+            raise
+        finally:
+            self._calling.release()
+
+    return call
+
+
+def make_vec(
+    env: str | EnvSpec | Callable[..., gym.Env[Any, Any]] | Sequence[Callable[..., Any]],
+    num_envs: int,
+    *,
+    shards: int | None = None,
+    cluster: ClusterLike = None,
+    engine: str = "auto",
+    autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+    wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] = (),
+    restarts: Restarts | None = None,
+    observation_mode: ObservationMode = "same",
+    **env_kwargs: Any,
+) -> ClusterEnv:
+    """Make a vector environment whose environments live on a Dask cluster.
+
+    Parameters
+    ----------
+    env
+        A Gymnasium id or spec, a callable that makes one environment, or a sequence of
+        ``num_envs`` such callables, as ``SyncVectorEnv`` takes them.
+    num_envs
+        Number of environments.
+    shards
+        Number of groups they are split into, each on a worker process of its own.
+        By default one per worker that the cluster has now.
+    cluster
+        Whatever :func:`clusterenv.connect` takes; by default a ``LocalCluster`` that
+        is stopped again by ``close()``.
+    engine
+        ``"auto"`` and ``"gymnasium"``: any environment, equal to ``SyncVectorEnv``.
+        ``"native"``: the environment's own ``vector_entry_point``. ``"envpool"``:
+        EnvPool's task of this name. See ``docs/engines.md`` for what the last two change.
+    autoreset_mode
+        ``NEXT_STEP``, ``SAME_STEP`` or ``DISABLED``.
+    wrappers
+        Applied to each environment on the worker, first to last.
+    restarts
+        How often a lost shard is placed again: 5 times in 10 minutes by default,
+        ``Restarts(0)`` for never. Its environments come back truncated, with the observation
+        of a reset and the reason in ``info["lost"]``.
+    observation_mode
+        As in Gymnasium: ``"same"`` if all observation spaces are equal; ``"different"`` if they
+        agree in shape and dtype only; or a tuple of the batched space and that of one environment.
+    **env_kwargs
+        Passed to the environment.
+
+    Raises
+    ------
+    ConfigError, SpaceMismatch, UnknownEnv, NoWorkers, EnvError
+        At once, and with nothing left running.
+
+    Examples
+    --------
+    >>> import clusterenv
+    >>> envs = clusterenv.make_vec("CartPole-v1", 4, shards=2)
+    >>> obs, info = envs.reset(seed=1)
+    >>> obs.shape
+    (4, 4)
+    >>> obs, reward, terminated, truncated, info = envs.step([0, 1, 0, 1])
+    >>> envs.close()
+    """
+    restarts = Restarts() if restarts is None else restarts
+    check_restarts(restarts)
+    check_counts(num_envs, shards)
+    recipe = make_recipe(
+        env, num_envs, engine, autoreset_mode, wrappers, env_kwargs, observation_mode
+    )
+    return ClusterEnv(*open_fleet(recipe, num_envs, shards, cluster), restarts)
+
+
+class ClusterEnv(VectorEnv[Any, Any, Any]):
+    """A ``gymnasium.vector.VectorEnv`` over the shards of a fleet; see :func:`make_vec`.
+
+    ``reset`` and ``step`` wait for all shards. ``reset_async`` and ``step_async`` do not, until
+    ``reset_wait`` and ``step_wait``, as in ``AsyncVectorEnv``. With ``async_reset``, ``send`` and
+    ``recv`` the head answers each shard as soon as it is ready, so that no worker waits for
+    another.
+
+    One thread at a time may call it, in the process that made it; ``close`` may be called from any
+    thread.
+
+    Examples
+    --------
+    >>> import clusterenv
+    >>> with clusterenv.make_vec("CartPole-v1", 4, shards=2) as envs:
+    ...     envs.async_reset(seed=1)
+    ...     for _ in range(10):
+    ...         obs, reward, terminated, truncated, info = envs.recv()
+    ...         envs.send([0] * len(obs), info["env_id"])
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        owned_client: Client | None,
+        restarts: Restarts,
+    ) -> None:
+        self._fleet = fleet
+        self._owned_client = owned_client
+        self._closed_because = ""
+        self._calling = threading.Lock()
+        self._called = ""  # by the thread that holds the lock
+        self.sync: SyncRule = EveryVersion()
+        """When ``step(policy)`` sends newer weights to a shard; set it before the first."""
+        about = fleet.description
+        last = fleet.links[-1].share
+        self.num_envs = int(last.first + last.count)
+        autoreset = about.autoreset_mode is not AutoresetMode.DISABLED
+        self._calls = Calls(self.num_envs, autoreset=autoreset)
+        recovery = Recovery(fleet, restarts, self.num_envs)
+        self._exchange = Exchange(fleet, recovery.recover, self._fail)
+        self._trips = RoundTrips(fleet, recovery, self._exchange, self._calls, self._fail)
+        self.spec = about.spec
+        self.autoreset_mode = about.autoreset_mode
+        self.metadata = {**about.metadata, "autoreset_mode": about.autoreset_mode}
+        self.render_mode = about.render_mode
+        self.observation_mode = about.observation_mode
+        self.single_observation_space, self.observation_space = batch_observations(
+            about.observation_mode, about.observation_spaces
+        )
+        self.single_action_space = about.action_space
+        self.action_space = batch_space(about.action_space, self.num_envs)
+        self._guard = ProcessGuard("this ClusterEnv", "connections")
+        _open.add(self)
+
+    # All environments at once
+
+    @_exclusive
+    def reset(
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> ResetResult:
+        """Reset all environments, or those of ``options["reset_mask"]``.
+
+        Parameters
+        ----------
+        seed
+            An integer (environment ``i`` gets ``seed + i``), a list with one seed per
+            environment, or ``None``.
+        options
+            Passed to every environment; ``reset_mask`` is taken out first.
+        """
+        return self._finish(self._trips.reset("reset", seed, options))
+
+    @_exclusive
+    def step(self, actions: Any) -> StepResult:
+        """Step every environment and wait for all of them.
+
+        Parameters
+        ----------
+        actions
+            A batch of actions, or a :class:`clusterenv.policies.Policy`: then the policy acts
+            beside the environments, and ``info`` holds the chosen ``action``, the policy's
+            own columns (``log_prob``, ``value``, …) and the ``policy_version`` that acted.
+            Weights travel when :attr:`sync` says so; whether they have changed is found by
+            comparing them, at every step, in about a millisecond per million.
+        """
+        return self._finish(self._start_step("step", actions))
+
+    # All environments, without waiting for them
+
+    @_exclusive
+    def reset_async(
+        self,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        """Begin a :meth:`reset`; :meth:`reset_wait` returns its results."""
+        finish = self._trips.reset("reset_async", seed, options)
+        self._calls.begin(AsyncState.WAITING_RESET, finish)
+
+    @_exclusive
+    def reset_wait(self, timeout: float | None = None) -> ResetResult:
+        """Return what :meth:`reset_async` has begun.
+
+        Parameters
+        ----------
+        timeout
+            Seconds to wait; ``None`` for as long as it takes.
+
+        Raises
+        ------
+        NothingSent
+            If no ``reset_async`` is under way.
+        WaitTimeout
+            If some environment has not finished in time. What comes later is dropped, and a
+            ``reset`` must come before the next step.
+        """
+        result: ResetResult = self._wait(AsyncState.WAITING_RESET, timeout)
+        return result
+
+    @_exclusive
+    def step_async(self, actions: Any) -> None:
+        """Begin a :meth:`step`; :meth:`step_wait` returns its results."""
+        self._calls.begin(AsyncState.WAITING_STEP, self._start_step("step_async", actions))
+
+    @_exclusive
+    def step_wait(self, timeout: float | None = None) -> StepResult:
+        """Return what :meth:`step_async` has begun; as :meth:`reset_wait`."""
+        result: StepResult = self._wait(AsyncState.WAITING_STEP, timeout)
+        return result
+
+    @_exclusive
+    def call_async(self, name: str, *args: Any, **kwargs: Any) -> None:
+        """Begin a :meth:`call`; :meth:`call_wait` returns its results."""
+        finish = self._start_call("call_async", name, args, kwargs)
+        self._calls.begin(AsyncState.WAITING_CALL, finish)
+
+    @_exclusive
+    def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
+        """Return what :meth:`call_async` has begun; as :meth:`reset_wait`, but no reset is due."""
+        values: tuple[Any, ...] = self._wait(AsyncState.WAITING_CALL, timeout)
+        return values
+
+    # Whichever environments are ready
+
+    @_exclusive
+    def async_reset(
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        """Begin to reset all environments; :meth:`recv` returns them shard by shard."""
+        self._trips.send_reset(seed, options)
+
+    @_exclusive
+    def send(self, actions: Any, env_ids: Sequence[int] | npt.NDArray[Any] | None = None) -> None:
+        """Begin to step some environments; :meth:`recv` returns the results.
+
+        Parameters
+        ----------
+        actions
+            One action per environment of ``env_ids``.
+        env_ids
+            Global env indices, as :meth:`recv` gave them in ``info["env_id"]``; by default
+            all. With the engines ``"native"`` and ``"envpool"``: whole shards, in order.
+        """
+        self._trips.send(actions, env_ids)
+
+    @_exclusive
+    def recv(self) -> StepResult:
+        """Return the results of whichever group of environments is ready first.
+
+        Returns
+        -------
+        obs, reward, terminated, truncated, info
+            As from ``step``, with one row per environment of ``info["env_id"]``.
+        """
+        return self._trips.recv()
+
+    # The environments' own attributes
+
+    @_exclusive
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method, or read an attribute, of every environment."""
+        return self._finish(self._start_call("call", name, args, kwargs))
+
+    @_exclusive
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Read an attribute of every environment."""
+        return self._finish(self._start_call("get_attr", name, (), {}))
+
+    @_exclusive
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute: a list or tuple gives each environment its own value."""
+        check_instance("name", name, str, "envs.set_attr('gravity', 9.8)")
+        if not isinstance(values, (list, tuple)):
+            values = [values] * self.num_envs
+        if len(values) != self.num_envs:
+            raise ConfigError(
+                f"set_attr({name!r}, …) needs {self.num_envs} values, one per environment, "
+                f"or a single one, got {len(values)}"
+            )
+        self._finish(
+            self._trips.call("set_attr", "set_attr", lambda link: (name, values[link.span]))
+        )
+
+    @_exclusive
+    def render(self) -> tuple[Any, ...]:
+        """Return a frame of every environment."""
+        return self._finish(self._trips.call("render", "render", lambda _link: ()))
+
+    @property  # type: ignore[misc]
+    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
+        """A copy of the random number generator of every environment."""
+        return self.get_attr("np_random")
+
+    @property
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
+        """The seed of every environment."""
+        return self.get_attr("np_random_seed")
+
+    def close_extras(self, timeout: float | None = None, **kwargs: Any) -> None:
+        """Stop the shards, and the cluster if ``make_vec`` started it.
+
+        Parameters
+        ----------
+        timeout
+            Seconds that the shards are given to stop by themselves.
+        """
+        seconds = config.seconds("timeout.close", timeout)
+        self.closed = True  # before anything else: another thread may wait for results
+        _open.discard(self)
+        if not self._guard.is_here:
+            return  # a fork: the environments belong to the parent
+        self._exchange.close()
+        try:
+            self._fleet.close(seconds)
+        finally:
+            if self._owned_client is not None:
+                self._owned_client.close()
+        if self._calls.state is not AsyncState.DEFAULT:
+            gym.logger.warn(
+                f"Calling `close` while waiting for a pending call to `{self._calls.state.value}` "
+                "to complete."
+            )
+
+    def __enter__(self) -> ClusterEnv:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not hasattr(self, "_guard") or self.closed:
+            return
+        # This may be Dask's event loop, or a thread that holds a lock of the client.
+        threading.Thread(target=self.close, name="clusterenv-close").start()
+
+    # Inside
+
+    def _start_step(self, call: str, actions: Any) -> Callable[[], StepResult]:
+        if isinstance(actions, nn.Module):
+            return self._trips.act(call, actions, self.sync)
+        return self._trips.step(call, actions)
+
+    def _start_call(
+        self, call: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[[], tuple[Any, ...]]:
+        check_instance("name", name, str, f"envs.{call}('render_mode')")
+        if name in ("reset", "step", "close"):
+            raise ConfigError(f"{call}({name!r}) would bypass envs.{name}(): call that instead")
+        return self._trips.call(call, "call", lambda _link: (name, args, kwargs))
+
+    def _finish(self, finish: Callable[[], R]) -> R:
+        self._trips.collect()
+        return finish()
+
+    def _wait(self, state: AsyncState, timeout: float | None) -> Any:
+        if timeout is not None and not (is_number(timeout) and timeout >= 0):
+            raise ConfigError(
+                f"{state.value}_wait(timeout={timeout!r}): seconds, or None: timeout=5.0"
+            )
+        finish = self._calls.end(state)
+        try:
+            self._trips.collect(timeout)
+        except TimeoutError as error:
+            if isinstance(error, ClusterEnvError):  # an environment's own
+                raise
+            self._calls.expired(state)
+            raise WaitTimeout(
+                f"{state.value}_wait() has timed out after {timeout:g} s: some environments have "
+                "not finished yet. What they return is dropped when it comes"
+            ) from error
+        return finish()
+
+    def _fail(self, error: BaseException) -> None:
+        """Close before an error reaches the caller, so that nothing is left running."""
+        if self.closed:  # by another thread, which is why there is an error
+            return
+        self._closed_because = f"after {type(error).__name__}"
+        # Whoever presses Ctrl-C does not want to wait for an environment that hangs.
+        self.close(timeout=None if isinstance(error, Exception) else _INTERRUPTED_SECONDS)
+
+    def _closed_error(self) -> ClosedError:
+        because = f" ({self._closed_because})" if self._closed_because else ""
+        return ClosedError(f"this ClusterEnv is closed{because}; make a new one with make_vec")
+
+
+@atexit.register
+def _close_all() -> None:
+    for env in list(_open):
+        env.close()

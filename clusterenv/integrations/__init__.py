@@ -1,1 +1,0 @@
-"""Optional bridges to other frameworks; each module needs the package that it is named after."""

@@ -1,0 +1,1 @@
+"""Environments and a policy that fill fragments; runs on workers, without Dask."""

@@ -1,0 +1,30 @@
+"""Engines: groups of environments behind one small interface, with no cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from clusterenv.simulation.engines.base import (
+    Engine,
+    EnvDescription,
+    EnvRaised,
+    Infos,
+    Recipe,
+    Slot,
+)
+from clusterenv.simulation.engines.envpool import EnvPoolEngine
+from clusterenv.simulation.engines.gymnasium import GymnasiumEngine
+from clusterenv.simulation.engines.native import NativeEngine
+
+__all__ = ["ENGINES", "Engine", "EnvDescription", "EnvRaised", "Infos", "Recipe", "Slot", "build"]
+
+ENGINES: dict[str, Callable[[Recipe, int, int], Engine]] = {
+    "gymnasium": GymnasiumEngine,
+    "native": NativeEngine,
+    "envpool": EnvPoolEngine,
+}
+
+
+def build(recipe: Recipe, first: int, count: int) -> Engine:
+    """Make ``count`` environments, beginning at global index ``first``."""
+    return ENGINES[recipe.engine](recipe, first, count)

@@ -1,0 +1,144 @@
+"""What every engine is: a group of environments that write into given columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode
+
+from clusterenv.data.infos import Packed, Rows, VectorInfo
+from clusterenv.data.observation_mode import ObservationMode
+from clusterenv.data.spaces import Column, Layout
+
+__all__ = ["Engine", "EnvDescription", "EnvRaised", "Infos", "Recipe", "Slot"]
+
+EnvFactory = Callable[..., gym.Env[Any, Any]]
+
+Infos = Packed | VectorInfo | None
+"""Packed infos from the Gymnasium loop, a plain vector info from the other engines."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to make the environments; the same for every shard.
+
+    Parameters
+    ----------
+    env
+        A Gymnasium spec, the name of a task (EnvPool alone), a factory called for each
+        environment, or one factory per environment (by global env index).
+    kwargs
+        Passed to the spec or the factory.
+    wrappers
+        Applied to each environment, first to last.
+    engine
+        ``"gymnasium"``, ``"native"`` or ``"envpool"``.
+    autoreset_mode
+        What happens at the end of an episode; ``None`` for what suits the engine best.
+    observation_mode
+        Whether observation spaces may differ; see ``clusterenv.make_vec``.
+    """
+
+    env: str | EnvSpec | EnvFactory | tuple[EnvFactory, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    wrappers: tuple[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]], ...] = ()
+    engine: str = "gymnasium"
+    autoreset_mode: AutoresetMode | None = AutoresetMode.NEXT_STEP
+    observation_mode: ObservationMode = "same"
+
+
+@dataclass(frozen=True)
+class EnvDescription:
+    """What the head needs to know of the environments of a shard."""
+
+    observation_space: gym.Space[Any]
+    action_space: gym.Space[Any]
+    metadata: Mapping[str, Any]
+    render_mode: str | None
+    spec: EnvSpec | None
+    autoreset_mode: AutoresetMode
+    partial: bool
+    """Whether some of the environments can be stepped while the others wait."""
+    maskable: bool
+    """Whether some of the environments can be reset, with options, while the others wait."""
+    observation_mode: ObservationMode
+    observation_spaces: tuple[gym.Space[Any], ...]
+    """Of every environment; if they may not differ, all are the first one's."""
+
+
+class Slot(NamedTuple):
+    """The columns that one step fills: a row per environment."""
+
+    obs: list[Column]
+    reward: npt.NDArray[np.float64]
+    terminated: npt.NDArray[np.bool_]
+    truncated: npt.NDArray[np.bool_]
+
+    @classmethod
+    def empty(cls, layout: Layout, n: int) -> Slot:
+        """Allocate a slot for ``n`` environments."""
+        return cls(layout.empty(n), np.zeros(n), np.zeros(n, np.bool_), np.zeros(n, np.bool_))
+
+    def buffers(self, layout: Layout, rows: slice | npt.NDArray[np.intp]) -> list[Column]:
+        """Return the array columns of some rows, in the order in which they travel."""
+        columns = [self.obs[k][rows] for k in layout.arrays]
+        return [*columns, self.reward[rows], self.terminated[rows], self.truncated[rows]]
+
+
+class EnvRaised(Exception):
+    """An environment raised; ``__cause__`` is what it raised."""
+
+    def __init__(self, env: int, doing: str, note: str = "") -> None:
+        super().__init__(env, doing)
+        self.env = env
+        """Its row in the shard."""
+        self.doing = doing
+        self.note = note
+        """Why it is final, if it is: the environment must not be rebuilt again."""
+        self.infos: Rows = []
+        """Of the environments that were stepped before it."""
+        self.left: list[int] = []
+        """Environments that were to be stepped after it."""
+
+
+class Engine(Protocol):
+    """A group of environments stepped together, with no knowledge of any cluster."""
+
+    num_envs: int
+    description: EnvDescription
+
+    def trust_actions(self) -> None:
+        """Spare the environments their own look at actions: all that come were looked at."""
+
+    def reset(
+        self,
+        slot: Slot,
+        seeds: Sequence[int | None],
+        options: dict[str, Any] | None,
+        mask: npt.NDArray[np.bool_] | None,
+    ) -> Infos:
+        """Reset all environments, or those of ``mask``, into ``slot``."""
+
+    def step(self, actions: Sequence[Column], slot: Slot, rows: Sequence[int] | None) -> Infos:
+        """Step all environments, or those of ``rows``, into ``slot``.
+
+        The infos are numbered by the position of an environment in ``rows``.
+        """
+
+    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """Call a method, or read an attribute, of every environment."""
+
+    def set_attr(self, name: str, values: Sequence[Any]) -> None:
+        """Set an attribute of every environment."""
+
+    def render(self) -> list[Any]:
+        """Return a frame of every environment."""
+
+    def close(self) -> None:
+        """Close every environment."""

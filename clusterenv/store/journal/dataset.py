@@ -1,0 +1,267 @@
+"""Rows on disk for everybody else: Arrow datasets, and Minari's."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+import pyarrow.dataset
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
+
+from clusterenv.data.checks import check_flag, check_instance, check_path
+from clusterenv.data.spaces import Column, Layout
+from clusterenv.errors import ConfigError, EmptyStore, StoreNotWritten, UnknownEnv, shown
+from clusterenv.store.journal.snapshot import Snapshot, open_snapshot
+
+if TYPE_CHECKING:
+    from minari import MinariDataset
+
+__all__ = ["Episode", "episodes", "open_dataset", "to_minari"]
+
+logger = logging.getLogger("clusterenv")
+_SOURCE = ("run", "shard", "incarnation")  # the same for all rows of a batch
+_KEY = (*_SOURCE, "env", "episode", "step")
+
+
+def open_dataset(directory: str | Path, *, checksums: bool = True) -> pyarrow.dataset.Dataset:
+    """Return the rows of a saved store, a journal or a collection, without holding them in memory.
+
+    It is a snapshot of the last commit: however often it is read, and whatever is committed
+    meanwhile, it has the same rows.
+
+    DuckDB, Polars and pandas query it directly. ``next_obs`` is null except where no row holds
+    the next observation; elsewhere it is the ``obs`` of the row with the same ``run``, ``shard``,
+    ``incarnation``, ``env`` and ``episode`` and the next ``step``. For stacked observations,
+    ``obs`` is the newest frame.
+
+    Parameters
+    ----------
+    directory
+        Of a saved store, a journal or a collection.
+    checksums
+        Whether to read all files once and compare their checksums; ``False`` compares their
+        sizes only, which finds no altered byte but takes no time with very large runs.
+
+    Raises
+    ------
+    StoreUnreadable
+        If there is no store, or one of another format.
+    StoreDamaged
+        If a file is missing or was altered: which, and what is still readable.
+
+    Examples
+    --------
+    ::
+
+        rows = clusterenv.open_dataset("runs/x/replay")
+        duckdb.sql("select version, avg(reward) from rows group by version")
+    """
+    path = check_path("directory", directory, "open_dataset('replay')")
+    check_flag("checksums", checksums, "open_dataset('replay', checksums=False)")
+    snapshot = open_snapshot(path)
+    snapshot.check(checksums)
+    return snapshot.dataset()
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One whole episode; observations have one row more than the rest."""
+
+    observations: dict[str, Column]
+    actions: Column
+    rewards: Column
+    terminated: bool
+    truncated: bool
+
+
+def episodes(directory: str | Path) -> Iterator[Episode]:
+    """Yield the episodes that are there from their first row to their end.
+
+    All rows are in memory meanwhile.
+    """
+    path = check_path("directory", directory, "episodes('replay')")
+    yield from _episodes(open_snapshot(path))
+
+
+def _episodes(snapshot: Snapshot) -> Iterator[Episode]:
+    batches = list(snapshot.batches())
+    if not batches:
+        return
+    names = [
+        "env",
+        "episode",
+        "step",
+        "action",
+        "reward",
+        "terminated",
+        "truncated",
+        *batches[0].tail,
+    ]
+    rows = {name: np.concatenate([batch.flat(name) for batch in batches]) for name in names}
+    for name in _SOURCE:
+        rows[name] = np.concatenate([np.full(b.num_rows, getattr(b, name)) for b in batches])
+    tail = {
+        name: np.concatenate([batch.tail[name] for batch in batches]) for name in batches[0].tail
+    }
+    starts = np.cumsum([0, *(batch.num_rows for batch in batches[:-1])])
+    tail_of = np.full(len(rows["step"]), -1)
+    tail_of[np.concatenate([b.tail_rows + s for b, s in zip(batches, starts, strict=True)])] = (
+        np.arange(sum(len(batch.tail_rows) for batch in batches))
+    )
+    for track in _tracks(rows):
+        last = track[-1]
+        ended = rows["terminated"][last] or rows["truncated"][last]
+        if not ended or not (rows["step"][track] == np.arange(len(track))).all():
+            continue
+        yield Episode(
+            {
+                name: np.concatenate([rows[name][track], tail[name][[tail_of[last]]]])
+                for name in tail
+            },
+            rows["action"][track],
+            rows["reward"][track],
+            bool(rows["terminated"][last]),
+            bool(rows["truncated"][last]),
+        )
+
+
+def _tracks(rows: dict[str, Column]) -> list[npt.NDArray[np.int64]]:
+    """Return the rows of each episode, by step."""
+    order = np.lexsort([rows[name] for name in reversed(_KEY)])
+    changes = np.zeros(len(order), np.bool_)
+    for name in _KEY[:-1]:
+        changes[1:] |= np.diff(rows[name][order]) != 0
+    return np.split(order, np.flatnonzero(changes))
+
+
+def to_minari(
+    directory: str | Path,
+    dataset_id: str,
+    *,
+    env: str | gym.Env[Any, Any] | None = None,
+    observation_space: spaces.Space[Any] | None = None,
+    action_space: spaces.Space[Any] | None = None,
+    **metadata: Any,
+) -> MinariDataset:
+    """Write all whole episodes as a Minari dataset, without loss.
+
+    Parameters
+    ----------
+    directory
+        Of a saved store, a journal or a collection.
+    dataset_id
+        Such as ``cartpole/random-v0``; Minari keeps it below ``MINARI_DATASETS_PATH``.
+    env
+        Environment that the rows are from; or give both spaces.
+    observation_space, action_space
+        By default those of ``env``.
+    **metadata
+        Passed to ``minari.create_dataset_from_buffers``: ``algorithm_name``, ``author``, …
+
+    Raises
+    ------
+    EmptyStore
+        If no whole episode is there.
+    ConfigError
+        If the rows are not of these spaces, or Minari takes no such id or metadata.
+    StoreNotWritten
+        If the disk is full or gone.
+    """
+    try:
+        import minari
+        from minari.data_collector import EpisodeBuffer
+    except ImportError as error:
+        raise ConfigError("to_minari needs Minari: pip install 'clusterenv[minari]'") from error
+    right = "to_minari(directory, 'cartpole/random-v0', env='CartPole-v1')"
+    path = check_path("directory", directory, right)
+    check_instance("dataset_id", dataset_id, str, right)
+    if env is not None:
+        made = _made(env, right)
+        observation_space = (
+            made.observation_space if observation_space is None else observation_space
+        )
+        action_space = made.action_space if action_space is None else action_space
+        if made is not env:
+            made.close()
+    if observation_space is None or action_space is None:
+        raise ConfigError(f"to_minari must know the spaces: {right}")
+    check_instance("observation_space", observation_space, spaces.Space, right)
+    check_instance("action_space", action_space, spaces.Space, right)
+    layout = Layout(observation_space)
+    names = [leaf.name("obs") for leaf in layout.leaves]
+    snapshot = open_snapshot(path)
+    whole = list(_episodes(snapshot))
+    if not whole:
+        raise EmptyStore(f"{path} holds no whole episode; collect more rows first")
+    _check_space("observation_space", observation_space, "obs", whole[0].observations)
+    _check_space("action_space", action_space, "action", {"action": whole[0].actions})
+    buffers = [
+        EpisodeBuffer(
+            id=index,
+            observations=layout.nest([episode.observations[name] for name in names]),
+            actions=episode.actions,
+            rewards=episode.rewards.tolist(),
+            terminations=_flags(len(episode.rewards), episode.terminated),
+            truncations=_flags(len(episode.rewards), episode.truncated),
+            infos={},
+        )
+        for index, episode in enumerate(whole)
+    ]
+    total = snapshot.manifest.rows
+    left_out = total - sum(len(buffer.rewards) for buffer in buffers)
+    if left_out:
+        logger.info("%d of %d rows are of episodes that are not whole; left out", left_out, total)
+    try:
+        return minari.create_dataset_from_buffers(
+            dataset_id,
+            buffers,
+            env=env,
+            observation_space=observation_space,
+            action_space=action_space,
+            data_format="arrow",
+            jpeg_encoding=False,
+            **metadata,
+        )
+    except (TypeError, ValueError, AttributeError, NotImplementedError) as error:
+        raise ConfigError(f"Minari cannot write {shown(dataset_id)}: {error}. {right}") from error
+    except OSError as error:
+        raise StoreNotWritten(f"Minari cannot write {shown(dataset_id)}: {error}") from error
+
+
+def _made(env: Any, right: str) -> gym.Env[Any, Any]:
+    """Return an environment that has the spaces."""
+    try:
+        made = gym.make(env) if isinstance(env, (str, EnvSpec)) else env
+    except (gym.error.Error, ImportError, TypeError, ValueError) as error:
+        raise UnknownEnv(f"{error}: {right}") from error
+    check_instance("env", made, gym.Env, right)
+    return made
+
+
+def _check_space(
+    argument: str, space: spaces.Space[Any], root: str, rows: Mapping[str, Column]
+) -> None:
+    """Raise unless rows have the columns of a space, in its shapes."""
+    wanted = {leaf.name(root): leaf.shape for leaf in Layout(space).leaves}
+    found = {name: column.shape[1:] for name, column in rows.items()}
+    if wanted != found:
+        raise ConfigError(
+            f"{argument}={space} has {_shapes(wanted)} in each row, but the rows have "
+            f"{_shapes(found)}; give the space that they are from, or their environment: "
+            "to_minari(directory, 'cartpole/random-v0', env='CartPole-v1')"
+        )
+
+
+def _shapes(columns: Mapping[str, tuple[int, ...]]) -> str:
+    return ", ".join(f"{name} of shape {shape}" for name, shape in columns.items())
+
+
+def _flags(length: int, last: bool) -> list[bool]:
+    return [False] * (length - 1) + [last]

@@ -1,0 +1,359 @@
+"""Rows to disk: Arrow files and a manifest, complete at every moment.
+
+A directory holds segments (Arrow IPC files), at most one file with what the sampler remembers,
+and ``manifest.json``, which says which files count. A commit writes files beside, brings them to
+the disk, and then replaces the manifest; whoever is killed in between leaves the state of the
+commit before. Files that no manifest names are what a killed process left, and are removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from clusterenv.data.arrow import to_sparse
+from clusterenv.data.batch import Batch
+from clusterenv.data.checks import check_flag, check_instance, check_path, check_whole
+from clusterenv.errors import ClosedError, ConfigError, SchemaMismatch, StoreNotWritten, shown
+from clusterenv.store.journal.files import create
+from clusterenv.store.journal.lock import DirectoryLock
+from clusterenv.store.journal.manifest import (
+    MANIFEST,
+    as_json,
+    read_manifest,
+    row_files,
+    write_manifest,
+)
+from clusterenv.store.journal.manifest_fields import Manifest, Segment, check_block
+from clusterenv.store.journal.segments import to_segment
+from clusterenv.store.table.stacks import Stack
+
+__all__ = ["Journal"]
+
+_KINDS = ("rows", "state")
+
+
+class _Beside:
+    """An Arrow file in the making, with its checksum."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self.path = path
+        self.schema = schema
+        self._part = path.with_name(f"{path.name}.part")
+        self._crc = 0
+        self._file = create(self._part)
+        try:
+            self._arrow = pa.ipc.new_file(pa.PythonFile(self, "w"), schema)
+        except BaseException:
+            self.discard()
+            raise
+
+    # What pyarrow asks of a file
+
+    closed = False
+
+    def write(self, data: Any) -> int:
+        self._crc = zlib.crc32(data, self._crc)
+        return self._file.write(data)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        """Leave closing to :meth:`seal`."""
+
+    # What the journal asks
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self._arrow.write_batch(batch)
+
+    def seal(self) -> tuple[int, int]:
+        """Bring the file to the disk under its name; return its size and checksum."""
+        self._arrow.close()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        nbytes = self._file.tell()
+        self._file.close()
+        self._part.rename(self.path)
+        return nbytes, self._crc
+
+    def discard(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.close()
+        with contextlib.suppress(OSError):
+            self._part.unlink(missing_ok=True)
+
+
+class Journal:
+    """Writes batches to a directory, in commits.
+
+    Parameters
+    ----------
+    directory
+        Made if it is not there; if it holds rows, the journal goes on after them.
+    stack
+        How observations are stacked from frames; each frame is then written once.
+    segment_rows
+        Rows of a file, about.
+
+    Raises
+    ------
+    StoreInUse
+        If another store has the directory.
+    StoreUnreadable
+        If the directory cannot be written, or holds a store of another format.
+    StoreDamaged
+        If the manifest is missing beside rows, or was altered.
+    """
+
+    def __init__(
+        self, directory: str | Path, *, stack: Stack | None = None, segment_rows: int = 262_144
+    ) -> None:
+        self.directory = check_path("directory", directory, "Journal('replay')")
+        if stack is not None:
+            check_instance("stack", stack, Stack, "Journal('replay', stack=Stack(4))")
+        check_whole("segment_rows", segment_rows, "Journal(..., segment_rows=262_144)", least=1)
+        self._lock = DirectoryLock(self.directory)
+        self._segment_rows = segment_rows
+        self._stack = stack
+        self._open: _Beside | None = None
+        self._blocks: list[tuple[int, int, int]] = []
+        self._sealed: list[Segment] = []
+        self.closed = False
+        try:
+            self.manifest = self._begin()
+        except BaseException:
+            self._lock.release()
+            raise
+        self._remove_strays()
+        files = [path for kind in _KINDS for path in self._files(kind)]
+        numbers = [int(path.name.split("-")[1].split(".")[0]) for path in files]
+        self._serial = 1 + max(numbers, default=-1)
+
+    def _begin(self) -> Manifest:
+        if os.path.lexists(self.directory / MANIFEST) or row_files(self.directory):
+            manifest = read_manifest(self.directory)
+            kept = manifest.stack
+            if (manifest.segments or manifest.store) and kept != self._stack:
+                raise SchemaMismatch(
+                    f"{self.directory} was begun with stack={kept}, not {self._stack}; go on with "
+                    "that, or choose another directory"
+                )
+            return manifest
+        # Written before any row: rows without a manifest are never what a killed process left.
+        with self._writing():
+            self.manifest = Manifest()
+            write_manifest(self.directory, self.manifest)
+        return self.manifest
+
+    @property
+    def pending(self) -> int:
+        """Rows that the next commit adds."""
+        return sum(rows for rows, _, _ in self._blocks) + sum(s.rows for s in self._sealed)
+
+    def append(self, batch: Batch) -> None:
+        """Write a batch; it counts from the next commit on.
+
+        Raises
+        ------
+        StoreNotWritten
+            If the disk is full or gone; the last commit stays.
+        ConfigError
+            If it is no batch of a collector, or observations are not the stacks that they should
+            be; nothing is written.
+        """
+        check_instance("batch", batch, Batch, "journal.append(batch)")
+        self._check_open()
+        if self._stack is not None:
+            for name in self._stack.of(list(batch.tail)):
+                self._stack.frame(batch.flat(name).shape[1:])
+                self._stack.check(batch, name, thorough=not (self.pending or self.manifest.rows))
+        block = batch.num_rows, batch.num_envs, batch.policy_version
+        check_block(block)
+        segment = to_segment(batch, self._stack)
+        with self._writing():
+            same = self._open is None or segment.schema.equals(self._open.schema, True)
+            if not same:
+                self._seal()
+            if self._open is None:
+                self._open = _Beside(self._new_file("rows"), segment.schema)
+            self._open.add(segment)
+            self._blocks.append(block)
+            if sum(rows for rows, _, _ in self._blocks) >= self._segment_rows:
+                self._seal()
+
+    def commit(
+        self,
+        *,
+        keep: int | None = None,
+        replace: bool = False,
+        end: int | None = None,
+        store: Mapping[str, Any] | None = None,
+        state: Mapping[str, npt.NDArray[Any]] | None = None,
+        note: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Make everything that was appended count, at once.
+
+        Parameters
+        ----------
+        keep
+            Segments with none of the newest ``keep`` rows are removed.
+        replace
+            Whether what counted before is removed, all of it.
+        end
+            Number of the next row; by default all rows were counted from the beginning.
+        store, state
+            What makes the store again, and what its sampler remembers.
+        note
+            Kept with it; by default the note of the commit before.
+
+        Raises
+        ------
+        StoreNotWritten
+            If the disk is full or gone; the last commit stays.
+        ConfigError
+            If something given cannot be kept in a manifest, such as a note that JSON cannot hold;
+            what counts has not changed.
+        """
+        self._check_open()
+        for name, count in (("keep", keep), ("end", end)):
+            if count is not None:
+                check_whole(name, count, f"journal.commit({name}=100_000)")
+        check_flag("replace", replace, "journal.commit(replace=True)")
+        for name, given in (("store", store), ("state", state), ("note", note)):
+            if given is not None:
+                check_instance(name, given, Mapping, f"journal.commit({name}={{'step': 7}})")
+        for name, array in (state or {}).items():
+            fits = isinstance(name, str) and isinstance(array, np.ndarray)
+            if not fits or array.dtype.kind not in "biuf":
+                raise ConfigError(
+                    f"state must be arrays of numbers by name, got {shown(state)}: "
+                    "journal.commit(state={'priorities': np.ones(4)})"
+                )
+        if note is not None:
+            as_json(note, "a note")
+        with self._writing():
+            self._commit(keep, replace, end, store, state, note)
+        self._remove_strays()
+
+    def _commit(
+        self,
+        keep: int | None,
+        replace: bool,
+        end: int | None,
+        store: Mapping[str, Any] | None,
+        state: Mapping[str, npt.NDArray[Any]] | None,
+        note: Mapping[str, Any] | None,
+    ) -> None:
+        self._seal()
+        old = self.manifest
+        segments = [*(() if replace else old.segments), *self._sealed]
+        if end is None:
+            end = old.end + sum(segment.rows for segment in self._sealed)
+        if keep is not None:
+            total = sum(segment.rows for segment in segments)
+            while segments and total - segments[0].rows >= keep:
+                total -= segments.pop(0).rows
+        new = Manifest(
+            end,
+            tuple(segments),
+            self._stack,
+            old.store if store is None else store,
+            self._write_state(state) if state else None,
+            old.note if note is None else note,
+        )
+        write_manifest(self.directory, new)
+        self.manifest, self._sealed = new, []
+
+    def close(self) -> None:
+        """Give up what was not committed, and let others into the directory.
+
+        In a fork of the process that opened it, nothing happens to the files.
+        """
+        if not self.closed:
+            self.closed = True
+            if self._lock.is_held:
+                self._give_up()
+                self._lock.release()
+
+    def check_process(self) -> None:
+        """Raise ``WrongProcess`` in a fork of the process that opened the journal."""
+        self._lock.check()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClosedError("this Journal is closed; make a new one")
+        self.check_process()
+
+    def _give_up(self) -> None:
+        if self._open is not None:
+            self._open.discard()
+        self._open, self._blocks, self._sealed = None, [], []
+        self._remove_strays()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            lost = self.pending
+            self._give_up()
+            raise StoreNotWritten(
+                f"{self.directory} could not be written: {error}. The state of the last commit, "
+                f"{self.manifest.rows:,} rows, is as it was; {lost:,} rows since then are not in it"
+            ) from error
+
+    def _seal(self) -> None:
+        if self._open is None:
+            return
+        file, blocks = self._open, tuple(self._blocks)
+        nbytes, crc = file.seal()
+        self._open, self._blocks = None, []
+        rows = sum(block[0] for block in blocks)
+        self._sealed.append(Segment(file.path.name, rows, nbytes, crc, blocks))
+
+    def _write_state(self, state: Mapping[str, npt.NDArray[Any]]) -> Segment:
+        # One row that holds whole arrays, of whatever length, dtype and shape.
+        first = np.zeros(1, np.int64)
+        parts = [
+            to_sparse(name, first, np.asarray(values)[None], 1) for name, values in state.items()
+        ]
+        fields, arrays = zip(*parts, strict=True)
+        schema = pa.schema(fields)
+        file = _Beside(self._new_file("state"), schema)
+        try:
+            file.add(pa.record_batch(list(arrays), schema=schema))
+            nbytes, crc = file.seal()
+        except BaseException:
+            file.discard()
+            raise
+        return Segment(file.path.name, 0, nbytes, crc, ())
+
+    def _new_file(self, kind: str) -> Path:
+        self._serial += 1
+        return self.directory / f"{kind}-{self._serial - 1:08d}.arrow"
+
+    def _files(self, kind: str) -> Iterator[Path]:
+        return self.directory.glob(f"{kind}-{'[0-9]' * 8}.arrow*")
+
+    def _remove_strays(self) -> None:
+        kept = {segment.file for segment in (*self.manifest.segments, *self._sealed)}
+        if self.manifest.state is not None:
+            kept.add(self.manifest.state.file)
+        if self._open is not None:
+            kept.add(f"{self._open.path.name}.part")
+        for path in [path for kind in _KINDS for path in self._files(kind)]:
+            if path.name not in kept:
+                with contextlib.suppress(OSError):  # another time
+                    path.unlink(missing_ok=True)

@@ -1,0 +1,219 @@
+"""What a manifest holds, and which values are possible.
+
+Anyone who can write a manifest can give it a valid checksum, so all of it is checked when it is
+read. What is about to be written is checked as well: it must be readable later.
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from clusterenv.data.checks import is_number, is_whole
+from clusterenv.errors import ConfigError
+from clusterenv.store.table.stacks import Stack
+
+__all__ = ["Manifest", "Segment", "check_block", "generator_of", "parse"]
+
+_MOST = 2**62  # numbers of rows are int64, and are added to each other
+_DEPTH = 8  # samplers on top of one another
+_GENERATORS = {kind.__name__: kind for kind in (np.random.PCG64, np.random.PCG64DXSM)}
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One file, of rows or of a sampler's state.
+
+    Raises
+    ------
+    ConfigError
+        If a value is not possible.
+    """
+
+    file: str
+    rows: int
+    nbytes: int
+    crc32: int
+    blocks: tuple[tuple[int, int, int], ...]
+    """Rows, environments and policy version of each batch in it."""
+
+    def __post_init__(self) -> None:
+        name = r"(rows|state)-[0-9]{8,}\.arrow"
+        if not isinstance(self.file, str) or not re.fullmatch(name, self.file):
+            raise _impossible("file", self.file, "a name such as 'rows-00000000.arrow'")
+        _check_whole("nbytes", self.nbytes, 1)
+        _check_whole("crc32", self.crc32, 0, 2**32 - 1)
+        _check_whole("rows", self.rows)
+        for block in self.blocks:
+            check_block(block)
+        total = sum(rows for rows, _, _ in self.blocks)
+        if self.rows != total:
+            raise _impossible("rows", self.rows, f"the {total} rows of its blocks")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What counts in a directory.
+
+    Raises
+    ------
+    ConfigError
+        If a value is not possible.
+    """
+
+    end: int = 0
+    """Rows ever written, those that have left included."""
+    segments: tuple[Segment, ...] = ()
+    stack: Stack | None = None
+    store: Mapping[str, Any] = field(default_factory=dict)
+    """What makes the store again: capacity, sampler, random state."""
+    state: Segment | None = None
+    """The file of the sampler's state."""
+    note: Mapping[str, Any] = field(default_factory=dict)
+    """Whatever the user gave with the last commit."""
+
+    def __post_init__(self) -> None:
+        files: set[str] = set()
+        for at, segment in enumerate(self.segments):
+            name = segment.file
+            if not name.startswith("rows-") or name in files or not segment.rows:
+                wanted = "a file with rows, named once"
+                raise _impossible(f"segments[{at}].file", name, wanted)
+            files.add(name)
+        if self.state is not None and (not self.state.file.startswith("state-") or self.state.rows):
+            raise _impossible("state.file", self.state.file, "a file of a sampler's state")
+        _check_whole("end", self.end, self.rows)
+        for name in ("store", "note"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise _impossible(name, getattr(self, name), "a dictionary")
+        if self.store:
+            _check_store(self.store, self.end)
+
+    @property
+    def rows(self) -> int:
+        """Rows in all segments."""
+        return sum(segment.rows for segment in self.segments)
+
+
+def parse(found: Any) -> Manifest:
+    """Return the manifest that JSON holds.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be one: what, and why.
+    """
+    _check_keys("it", found, "end", "segments", "stack", "store", "state", "note")
+    raw, state = found["segments"], found["state"]
+    if not isinstance(raw, list):
+        raise _impossible("segments", raw, "a list")
+    segments = (_segment(f"segments[{at}]", segment) for at, segment in enumerate(raw))
+    return Manifest(
+        found["end"],
+        tuple(segments),
+        _stack(found["stack"]),
+        found["store"],
+        None if state is None else _segment("state", state),
+        found["note"],
+    )
+
+
+def check_block(block: Any) -> None:
+    """Raise ``ConfigError`` unless this is rows, environments and policy version of a batch."""
+    if isinstance(block, (tuple, list)) and len(block) == 3 and all(map(is_whole, block)):
+        rows, num_envs, version = block
+        if 1 <= num_envs <= rows <= _MOST and not rows % num_envs and 0 <= version <= _MOST:
+            return
+    wanted = "whole numbers, of which the first is a multiple of the second"
+    raise _impossible("(rows, environments, version) of a batch", block, wanted)
+
+
+def generator_of(random: Any) -> np.random.Generator:
+    """Return the generator that has this state.
+
+    Raises
+    ------
+    ConfigError
+        If it is the state of none.
+    """
+    try:
+        bits = _GENERATORS[random["bit_generator"]]()
+        bits.state = random
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
+        raise _impossible("store.random", random, "the state of a generator") from error
+    return np.random.Generator(bits)
+
+
+def _segment(place: str, raw: Any) -> Segment:
+    _check_keys(place, raw, "file", "rows", "nbytes", "crc32", "blocks")
+    blocks = raw["blocks"]
+    if not isinstance(blocks, list) or not all(isinstance(block, list) for block in blocks):
+        raise _impossible(f"{place}.blocks", blocks, "a list of lists")
+    try:
+        return Segment(**{**raw, "blocks": tuple(tuple(block) for block in blocks)})
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from error
+
+
+def _stack(found: Any) -> Stack | None:
+    if found is None:
+        return None
+    _check_keys("stack", found, "size", "axis", "only")
+    _check_whole("stack.size", found["size"], 2)
+    _check_whole("stack.axis", found["axis"], -_MOST)
+    only = found["only"]
+    if not isinstance(only, list) or not all(isinstance(name, str) for name in only):
+        raise _impossible("stack.only", only, "a list of names")
+    return Stack(**found)
+
+
+def _check_store(store: Mapping[str, Any], end: int) -> None:
+    _check_keys("store", store, "capacity", "side", "sampler", "random", "sampled", "position")
+    capacity, side = store["capacity"], store["side"]
+    _check_whole("store.capacity", capacity, 1)
+    if not (is_number(side) and 0 < side <= 1):
+        raise _impossible("store.side", side, "a number above 0, at most 1")
+    _check_sampler(store["sampler"])
+    generator_of(store["random"])
+    _check_whole("store.sampled", store["sampled"])
+    position = store["position"]
+    if position == {} and not end:  # no rows yet, and no columns
+        return
+    _check_keys("store.position", position, "first", "kept", "oldest")
+    first = position["first"]
+    _check_whole("store.position.first", first, 0, end)
+    _check_whole("store.position.kept", position["kept"], 0, first)
+    _check_whole("store.position.oldest", position["oldest"], max(0, first - capacity), first)
+
+
+def _check_sampler(description: Any) -> None:
+    place = "store.sampler"
+    for _ in range(_DEPTH):
+        _check_keys(place, description, "kind", "settings", "base")
+        if not isinstance(description["kind"], str):
+            raise _impossible(f"{place}.kind", description["kind"], "a name")
+        if not isinstance(description["settings"], Mapping):
+            raise _impossible(f"{place}.settings", description["settings"], "a dictionary")
+        if description["base"] is None:
+            return
+        place, description = f"{place}.base", description["base"]
+    raise _impossible(place, description, f"None: a sampler has at most {_DEPTH - 1} below it")
+
+
+def _check_keys(place: str, found: Any, *keys: str) -> None:
+    if not isinstance(found, Mapping) or set(found) != set(keys):
+        raise _impossible(place, found, f"a dictionary of {', '.join(keys)}")
+
+
+def _check_whole(place: str, value: Any, least: int = 0, most: int = _MOST) -> None:
+    if not (is_whole(value) and least <= value <= most):
+        raise _impossible(place, value, f"a whole number from {least:,} to {most:,}")
+
+
+def _impossible(place: str, value: Any, wanted: str) -> ConfigError:
+    return ConfigError(f"{place} is {reprlib.repr(value)}, not {wanted}")

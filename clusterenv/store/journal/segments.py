@@ -1,0 +1,126 @@
+"""Batches as Arrow record batches that hold everything, and back.
+
+A segment's rows are those of the batches, with their provenance. What only some rows have is
+null elsewhere: ``next_obs`` where no row of the batch holds the next observation, ``state.…`` at
+the first time row, ``older_obs`` where a stack of frames does not go on from a row before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from clusterenv.data.arrow import from_arrow, from_sparse, to_arrow, to_sparse
+from clusterenv.data.batch import Batch
+from clusterenv.data.buffer_pool import BufferPool
+from clusterenv.data.spaces import Column
+from clusterenv.store.table.stacks import Stack, stack_starts
+
+__all__ = ["from_segment", "to_segment"]
+
+_SOURCE = {"run": np.int64, "shard": np.int32, "incarnation": np.int32}
+
+
+def to_segment(batch: Batch, stack: Stack | None = None) -> pa.RecordBatch:
+    """Return a batch as one record batch."""
+    total, order = batch.num_rows, np.argsort(batch.tail_rows, kind="stable")
+    tail_rows = batch.tail_rows[order]
+    stacked = [] if stack is None else stack.of(list(batch.tail))
+    parts = []
+    for name in batch.names:
+        column = batch.flat(name)
+        if stack is not None and name in stacked:
+            column = stack.newest(column)
+        parts.append(to_arrow(name, np.ascontiguousarray(column)))
+    parts += [
+        to_arrow(name, np.full(total, getattr(batch, name), dtype))
+        for name, dtype in _SOURCE.items()
+    ]
+    for name, tail in batch.tail.items():
+        tail = tail[order]
+        if stack is not None and name in stacked:
+            tail = stack.newest(tail)
+        parts.append(to_sparse(f"next_{name}", tail_rows, tail, total))
+        if stack is not None and name in stacked:
+            starts = stack_starts(batch)
+            older = stack.older(batch.flat(name)[starts])
+            parts.append(to_sparse(f"older_{name}", starts, older, total))
+    for name, state in batch.state.items():
+        parts.append(to_sparse(f"state.{name}", np.arange(len(state)), state, total))
+    fields, arrays = zip(*parts, strict=True)
+    return pa.record_batch(list(arrays), schema=pa.schema(fields))
+
+
+def from_segment(
+    segment: pa.RecordBatch, num_envs: int, policy_version: int, stack: Stack | None = None
+) -> Batch:
+    """Return the batch that became this segment."""
+    columns: dict[str, Column] = {}
+    sparse: dict[str, tuple[Any, Column]] = {}
+    for field, array in zip(segment.schema, segment.columns, strict=True):
+        if pa.types.is_list(field.type) or field.name.startswith("next_obs"):
+            sparse[field.name] = from_sparse(field, array)
+        else:
+            columns[field.name] = from_arrow(field, array)
+    run, shard, incarnation = (int(columns.pop(name)[0]) for name in _SOURCE)
+    tail_rows, tail = np.empty(0, np.int64), {}
+    observations = [name for name in columns if f"next_{name}" in sparse]
+    stacked = [] if stack is None else stack.of(observations)
+    for name in observations:
+        tail_rows, tail[name] = sparse[f"next_{name}"]
+        if stack is not None and name in stacked:
+            columns[name], tail[name] = _stacked(
+                columns[name], *sparse[f"older_{name}"], tail_rows, tail[name], num_envs, stack
+            )
+    state = _state(sparse)
+    return Batch(
+        columns,
+        num_envs,
+        tail_rows=tail_rows,
+        tail=tail,
+        state=state,
+        run=run,
+        shard=shard,
+        incarnation=incarnation,
+        policy_version=policy_version,
+    )
+
+
+def _state(sparse: Mapping[str, tuple[Any, Column]]) -> dict[str, Column]:
+    prefix = "state."
+    return {
+        name.removeprefix(prefix): values
+        for name, (_, values) in sparse.items()
+        if name.startswith(prefix)
+    }
+
+
+def _stacked(
+    frames: Column,
+    starts: Any,
+    older: Column,
+    tail_rows: Any,
+    tail: Column,
+    num_envs: int,
+    stack: Stack,
+) -> tuple[Column, Column]:
+    """Put the stacks of rows and tails together from single frames."""
+    rows, before = len(frames), stack.size - 1
+    if older.shape[1:] != (before, *frames.shape[1:]):
+        raise ValueError(f"older frames of shape {older.shape[1:]}, but stack={stack}")
+    pool = np.concatenate([frames, older.reshape(-1, *frames.shape[1:]), tail])
+    previous = np.arange(len(pool))
+    previous[:rows] -= num_envs
+    side = (rows + np.arange(len(starts) * before)).reshape(len(starts), before)
+    previous[side[:, 1:]] = side[:, :-1]
+    previous[starts] = side[:, -1]
+    ends = rows + side.size + np.arange(len(tail))
+    previous[ends] = tail_rows
+    lender = BufferPool()
+    return (
+        stack.join(pool, stack.history(np.arange(rows), previous), lender),
+        stack.join(pool, stack.history(ends, previous), lender),
+    )

@@ -1,0 +1,225 @@
+"""Read one commit of a store's directory, while others may write the next ones.
+
+The files of a commit are mapped when it is opened, so they stay readable when a later commit
+removes them. Each is checked before it is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.dataset
+import pyarrow.fs
+
+from clusterenv.data.arrow import from_sparse
+from clusterenv.data.batch import Batch
+from clusterenv.errors import StoreDamaged, StoreUnreadable
+from clusterenv.store.journal.files import map_file
+from clusterenv.store.journal.manifest import read_manifest
+from clusterenv.store.journal.manifest_fields import Manifest, Segment
+from clusterenv.store.journal.segments import from_segment
+
+__all__ = ["Snapshot", "forged", "open_snapshot"]
+
+_TRIES = 100  # one is nearly always enough: files are mapped faster than commits remove them
+_CHUNK = 1 << 26
+
+
+def open_snapshot(directory: Path) -> Snapshot:
+    """Open the newest commit of a directory, whose files a writer may remove meanwhile.
+
+    Raises
+    ------
+    StoreUnreadable
+        If there is no store, or one of another format.
+    StoreDamaged
+        If the manifest was altered.
+    """
+    manifest = read_manifest(directory)
+    for _ in range(_TRIES):
+        snapshot = Snapshot.of(directory, manifest)
+        if snapshot.complete:
+            return snapshot
+        before, manifest = manifest, read_manifest(directory)
+        if (before.segments, before.state) == (manifest.segments, manifest.state):
+            return snapshot  # no commit has removed what is not there
+    raise StoreUnreadable(
+        f"{directory} was not read: its files were removed by new commits before they could be "
+        f"opened, {_TRIES} times; stop the process that writes there, or let it commit less often"
+    )
+
+
+class _File:
+    """A file of a commit: its bytes, or what is wrong with it."""
+
+    def __init__(self, path: Path, segment: Segment) -> None:
+        self.path = path
+        self._crc32 = segment.crc32
+        self.buffer = pa.py_buffer(b"")
+        self.fault: str | None = None
+        """What could be seen when it was opened."""
+        try:
+            self.buffer = map_file(path)
+        except FileNotFoundError:
+            self.fault = "is missing"
+        except OSError as error:
+            self.fault = f"cannot be read: {error}"
+        else:
+            size = self.buffer.size
+            if size != segment.nbytes:
+                self.fault = f"was cut or extended: {size:,} bytes instead of {segment.nbytes:,}"
+
+    @functools.cached_property
+    def fault_inside(self) -> str | None:
+        """What is wrong with it, when all bytes are read."""
+        if self.fault is not None:
+            return self.fault
+        crc = 0
+        for start in range(0, self.buffer.size, _CHUNK):
+            crc = zlib.crc32(self.buffer[start : start + _CHUNK], crc)
+        return None if crc == self._crc32 else "was altered: its checksum differs"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One commit, with all of its files."""
+
+    directory: Path
+    manifest: Manifest
+    _files: Mapping[str, _File]
+
+    @classmethod
+    def of(cls, directory: Path, manifest: Manifest) -> Snapshot:
+        """Map the files that a manifest names."""
+        # In the order in which commits remove them.
+        segments = [*([] if manifest.state is None else [manifest.state]), *manifest.segments]
+        files = {segment.file: _File(directory / segment.file, segment) for segment in segments}
+        return cls(directory, manifest, files)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all files are there, with their sizes."""
+        return all(file.fault is None for file in self._files.values())
+
+    @property
+    def damaged(self) -> list[str]:
+        """Names of the files of rows that are missing or were altered."""
+        return [s.file for s in self.manifest.segments if self._fault(s, True) is not None]
+
+    def without_damaged(self, checksums: bool = True) -> Snapshot:
+        """Return the same with only the files of rows that are as they were written."""
+        good = [s for s in self.manifest.segments if self._fault(s, checksums) is None]
+        return dataclasses.replace(
+            self, manifest=dataclasses.replace(self.manifest, segments=tuple(good))
+        )
+
+    def check(self, checksums: bool = True) -> None:
+        """Raise ``StoreDamaged`` if a file of rows is missing or was altered.
+
+        Parameters
+        ----------
+        checksums
+            Whether all bytes are read; otherwise only the sizes are compared.
+        """
+        for segment in self.manifest.segments:
+            self._check(segment, checksums)
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield all batches, oldest first.
+
+        Raises
+        ------
+        StoreDamaged
+            At the first file that is missing or was altered.
+        """
+        for segment in self.manifest.segments:
+            yield from self.batches_of(segment)
+
+    def batches_of(self, segment: Segment) -> Iterator[Batch]:
+        """Yield the batches of one file; raises as :meth:`batches`."""
+        self._check(segment)
+        file = self._files[segment.file]
+        with forged(file.path):
+            reader = pa.ipc.open_file(file.buffer)
+            if reader.num_record_batches != len(segment.blocks):
+                raise ValueError(f"{reader.num_record_batches} batches, not {len(segment.blocks)}")
+        for index, (count, num_envs, version) in enumerate(segment.blocks):
+            with forged(file.path):
+                rows = reader.get_batch(index)
+                if rows.num_rows != count:
+                    raise ValueError(f"batch {index} has {rows.num_rows} rows, not {count}")
+                rows.validate(full=True)
+                batch = from_segment(rows, num_envs, version, self.manifest.stack)
+            yield batch
+
+    def dataset(self) -> pyarrow.dataset.FileSystemDataset:
+        """Return all rows as a dataset of the mapped files, unchecked."""
+        file_format = pyarrow.dataset.IpcFileFormat()
+        files = [self._files[segment.file] for segment in self.manifest.segments]
+        fragments = [file_format.make_fragment(file.buffer) for file in files]
+        schema = pa.schema([])
+        if files:
+            with forged(files[0].path):
+                schema = fragments[0].physical_schema
+        # Without a file system, Arrow crashes when the dataset is sent to another process.
+        system = pyarrow.fs.LocalFileSystem()
+        return pyarrow.dataset.FileSystemDataset(fragments, schema, file_format, system)
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """Return what the sampler remembered.
+
+        Raises
+        ------
+        StoreDamaged
+            If the file is missing or was altered.
+        """
+        segment = self.manifest.state
+        if segment is None:
+            return {}
+        file = self._files[segment.file]
+        if file.fault_inside is not None:
+            raise StoreDamaged(
+                f"{file.path} {file.fault_inside}; all {self.manifest.rows:,} rows are readable, "
+                "without their priorities or what else the sampler keeps: "
+                f"ReplayStore.load({str(self.directory)!r}, skip_damaged=True)"
+            )
+        with forged(file.path):
+            arrays = pa.ipc.open_file(file.buffer).get_batch(0)
+            arrays.validate(full=True)
+            return {
+                field.name: from_sparse(field, array)[1][0].copy()
+                for field, array in zip(arrays.schema, arrays.columns, strict=True)
+            }
+
+    def _check(self, segment: Segment, checksums: bool = True) -> None:
+        fault = self._fault(segment, checksums)
+        if fault is None:
+            return
+        good = self.without_damaged(checksums).manifest
+        raise StoreDamaged(
+            f"{self.directory / segment.file} {fault}; {good.rows:,} of {self.manifest.rows:,} "
+            f"rows, in {len(good.segments)} of {len(self.manifest.segments)} files, are readable: "
+            f"ReplayStore.load({str(self.directory)!r}, skip_damaged=True)"
+        )
+
+    def _fault(self, segment: Segment, checksums: bool) -> str | None:
+        file = self._files[segment.file]
+        return file.fault_inside if checksums else file.fault
+
+
+@contextlib.contextmanager
+def forged(path: Path) -> Iterator[None]:
+    """Raise if a file is not what it claims: checksums do not keep a stranger from lying."""
+    try:
+        yield
+    except (pa.ArrowException, ArithmeticError, LookupError, OSError, TypeError, ValueError) as e:
+        raise StoreDamaged(f"{path} was not written by a store: {e}") from e

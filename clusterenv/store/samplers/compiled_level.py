@@ -1,0 +1,73 @@
+"""A level of the sum tree whose loops Numba compiles; only imported where Numba is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+
+from clusterenv.store.samplers.tree_level import FAN, Floats, Ints, Level
+
+__all__ = ["CompiledLevel"]
+
+_FAN = 16  # written here too: whether compiled loops are kept is decided by this file alone
+assert _FAN == FAN
+
+
+class CompiledLevel(Level):
+    """The same numbers as :class:`Level`, to the last bit, in a third of the time."""
+
+    def descend(self, at: Ints, rest: Floats) -> None:
+        _descend(at, rest, self.before)
+
+    def add_up(self, at: Ints) -> None:
+        _add_up(at, self.children, self.before, self.sums)
+
+    def add_up_range(self, start: int, end: int) -> None:
+        _add_up_range(start, end, self.children, self.before, self.sums)
+
+
+def _compiled(signature: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Compile a loop now, not in the middle of learning; once for all runs if it can be kept."""
+
+    def compiled(loop: Callable[..., None]) -> Callable[..., None]:
+        found: Any
+        try:
+            found = numba.njit(signature, cache=True)(loop)
+        except Exception:  # no directory can be written to, or what is there is damaged
+            found = numba.njit(signature)(loop)
+        return found  # type: ignore[no-any-return]
+
+    return compiled
+
+
+@_compiled("(i8[::1], f8[::1], f8[:, ::1])")
+def _descend(at: Ints, rest: Floats, before: Floats) -> None:
+    for i in range(len(at)):
+        node = at[i]
+        child = 0
+        for k in range(1, _FAN):
+            child += before[node, k] <= rest[i]
+        rest[i] -= before[node, child]
+        at[i] = node * _FAN + child
+
+
+@_compiled("(i8[::1], f8[:, ::1], f8[:, ::1], f8[::1])")
+def _add_up(at: Ints, children: Floats, before: Floats, sums: Floats) -> None:
+    for node in at:
+        running = 0.0
+        for k in range(_FAN):
+            before[node, k] = running
+            running += children[node, k]
+        sums[node] = running
+
+
+@_compiled("(i8, i8, f8[:, ::1], f8[:, ::1], f8[::1])")
+def _add_up_range(start: int, end: int, children: Floats, before: Floats, sums: Floats) -> None:
+    for node in range(start, end):
+        running = 0.0
+        for k in range(_FAN):
+            before[node, k] = running
+            running += children[node, k]
+        sums[node] = running

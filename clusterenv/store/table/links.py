@@ -1,0 +1,217 @@
+"""Where each environment's rows end, so that the next batch can go on from there."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from clusterenv.data.batch import Batch
+from clusterenv.data.spaces import Column
+from clusterenv.errors import ConfigError
+
+__all__ = ["Envs", "Links"]
+
+Ints = npt.NDArray[np.int64]
+Envs = tuple[bytes, int, int]
+"""The environments of a batch, as they come, and the least and the largest if they are new."""
+_ENVS = 1 << 24  # more than there will be; a wrong number must not take all memory
+
+
+class _Group:
+    """Environments that come together, in one order: where they all ended last time."""
+
+    __slots__ = ("_dtypes", "_episodes", "_steps", "at", "noted", "row", "source")
+
+    def __init__(self, at: slice, batch: Batch) -> None:
+        self.at = at
+        self._dtypes = batch.flat("episode").dtype, batch.flat("step").dtype
+
+    def end_with(self, batch: Batch, source: int, row: int, noted: bool) -> None:
+        """Take the last time row of a batch, whose rows are numbered from ``row``."""
+        width = batch.num_envs
+        self.source = source
+        self.row = row
+        self.noted = noted  # in the table of all environments
+        self._episodes = batch.flat("episode")[-width:].tobytes()
+        self._steps = (batch.flat("step")[-width:] + 1).tobytes()
+
+    def go_on(self, batch: Batch, source: int, first: int) -> Ints | None:
+        """Return which environments a batch goes on with; ``None`` for all of them."""
+        width = batch.num_envs
+        episode, step = batch.flat("episode")[:width], batch.flat("step")[:width]
+        if source != self.source:
+            return np.empty(0, np.int64)
+        same = self._steps == step.tobytes() and self._episodes == episode.tobytes()
+        if same and self.row >= first:
+            return None
+        episodes, steps = self._ends()
+        goes_on = (episodes == episode) & (steps == step)
+        goes_on[: max(0, first - self.row)] = False
+        found: Ints = goes_on.nonzero()[0]
+        return found
+
+    def places(self) -> Ints:
+        """Return where the environments ended."""
+        return _place(*self._ends()) - 1
+
+    def _ends(self) -> tuple[Column, Column]:
+        """Return episodes, and the steps that would follow."""
+        episode, step = self._dtypes
+        return np.frombuffer(self._episodes, episode), np.frombuffer(self._steps, step)
+
+
+class Links:
+    """The newest row of every environment of every run: its number, and where it is from.
+
+    Environments of two collectors have the same numbers, so each run has a table of its own.
+    """
+
+    def __init__(self) -> None:
+        self._runs: dict[int, _Run] = {}
+
+    def check(self, batch: Batch) -> Envs:
+        """Return the environments of a batch, for :meth:`add`.
+
+        Raises
+        ------
+        ConfigError
+            If these are no numbers of environments; nothing has changed.
+        """
+        env = batch.flat("env")[: batch.num_envs]
+        key = env.tobytes()
+        run = self._runs.get(batch.run)
+        if run is not None and key in run.groups:
+            return key, 0, 0
+        low, high = int(env.min()), int(env.max())
+        others = sum(other.num_envs for other in self._runs.values() if other is not run)
+        if not 0 <= low <= high < _ENVS - others:
+            raise ConfigError(
+                f"the column 'env' goes from {low} to {high}; it numbers all environments, from 0"
+            )
+        return key, low, high
+
+    def add(
+        self, batch: Batch, envs: Envs, start: int, first: int
+    ) -> tuple[range, range] | tuple[Ints, Ints]:
+        """Take a batch whose rows begin at ``start``; return which rows go on from which.
+
+        A row goes on from another if both are of one run, one incarnation of one shard and one
+        episode, and follow each other; ``first`` is the oldest row that is still there.
+
+        Returns
+        -------
+        before, after
+            Numbers of rows; as ranges if all environments go on.
+        """
+        run = self._runs.get(batch.run)
+        if run is None:
+            # Forget runs with no row left: a store may see any number of them.
+            self._runs = {number: old for number, old in self._runs.items() if old.end > first}
+            run = self._runs[batch.run] = _Run()
+        return run.add(batch, envs, start, first)
+
+
+class _Run:
+    """The newest row of every environment of one run."""
+
+    def __init__(self) -> None:
+        self._row = self._place = self._source = np.empty(0, np.int64)
+        self._sources: dict[tuple[int, int], int] = {}  # by shard and incarnation
+        self.groups: dict[bytes, _Group] = {}
+        self.end = 0
+        """Number of the row after the newest."""
+
+    @property
+    def num_envs(self) -> int:
+        """Environments that the table has room for."""
+        return len(self._row)
+
+    def add(
+        self, batch: Batch, envs: Envs, start: int, first: int
+    ) -> tuple[range, range] | tuple[Ints, Ints]:
+        """Take a batch of this run; as :meth:`Links.add`."""
+        width = batch.num_envs
+        self.end = start + batch.num_rows
+        last = self.end - width
+        source = self._sources.setdefault((batch.shard, batch.incarnation), len(self._sources))
+        key, low, high = envs
+        group = self.groups.get(key)
+        if group is not None:
+            at, row = group.go_on(batch, source, first), group.row
+            group.end_with(batch, source, last, noted=False)
+            if at is None:
+                return range(row, row + width), range(start, start + width)
+            return row + at, start + at
+        self._note_groups()
+        env = batch.flat("env")[:width]
+        where = self._where(env, low, high)
+        pairs = self._compare(batch, where, env, source, start, first)
+        if isinstance(where, slice):
+            group = self.groups[key] = _Group(where, batch)
+            group.end_with(batch, source, last, noted=True)
+        return pairs
+
+    def _compare(
+        self, batch: Batch, at: slice | Ints, env: Column, source: int, start: int, first: int
+    ) -> tuple[Ints, Ints]:
+        """Compare each environment by itself with where it ended."""
+        width, end = batch.num_envs, start + batch.num_rows
+        heads = _places(batch, slice(width))
+        ends = _places(batch, slice(batch.num_rows - width, None))
+        before, place = self._row[at], self._place[at]
+        goes_on = self._source[at] == source
+        if not isinstance(at, slice):
+            again = np.flatnonzero(env[1:] == env[:-1])  # tracks of one environment
+            before[again + 1], place[again + 1], goes_on[again + 1] = (
+                *(end - width + again, ends[again]),
+                True,
+            )
+        goes_on &= place == heads - 1
+        goes_on &= before >= first
+        found = goes_on.nonzero()[0]
+        pairs = before[found], start + found
+        # Of an environment that is there twice, the later stays.
+        self._row[at] = np.arange(end - width, end)
+        self._place[at], self._source[at] = ends, source
+        return pairs
+
+    def _note_groups(self) -> None:
+        """Bring the table of all environments up to date."""
+        for group in self.groups.values():
+            if not group.noted:
+                at = group.at
+                self._row[at] = np.arange(group.row, group.row + at.stop - at.start)
+                self._place[at], self._source[at] = group.places(), group.source
+                group.noted = True
+
+    def _where(self, env: Column, low: int, high: int) -> slice | Ints:
+        """Return where environments are; mostly these are neighbours."""
+        self._grow(high + 1)
+        # No environment is in two groups.
+        self.groups = {
+            key: group
+            for key, group in self.groups.items()
+            if group.at.stop <= low or group.at.start > high
+        }
+        neighbours = (env[1:] == env[:-1] + 1).all()
+        return slice(low, high + 1) if neighbours else env.astype(np.int64)
+
+    def _grow(self, envs: int) -> None:
+        missing = envs - len(self._row)
+        if missing > 0:
+            more = np.full(missing, -1)
+            self._row, self._place, self._source = (
+                np.concatenate([part, more]) for part in (self._row, self._place, self._source)
+            )
+
+
+def _places(batch: Batch, rows: slice) -> Ints:
+    """Return episode and step of rows as one number; the next step's is one more."""
+    return _place(batch.flat("episode")[rows], batch.flat("step")[rows])
+
+
+def _place(episode: Column, step: Column) -> Ints:
+    place = episode.astype(np.int64)
+    place <<= 32
+    place += step
+    return place

@@ -1,0 +1,152 @@
+"""Observations that are stacks of the last frames: stored once per frame, put together again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from clusterenv.data.batch import Batch
+from clusterenv.data.buffer_pool import BufferPool
+from clusterenv.data.checks import check_names, is_whole
+from clusterenv.data.spaces import Column
+from clusterenv.errors import ConfigError
+
+__all__ = ["Stack", "stack_starts"]
+
+Ints = npt.NDArray[np.int64]
+_SPOT = 32  # rows of a batch that are looked at, after the first batch
+
+
+@dataclass(frozen=True)
+class Stack:
+    """``size`` frames along ``axis`` of an observation, the newest last.
+
+    Parameters
+    ----------
+    only
+        The observations that are stacks, such as ``("obs.image",)``; all if none is named.
+
+    Examples
+    --------
+    >>> Stack(4).frame((4, 84, 84)), Stack(4, axis=-1).frame((84, 84, 4))
+    ((84, 84), (84, 84))
+    """
+
+    size: int
+    axis: int = 0
+    only: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if not (is_whole(self.size) and self.size >= 2):
+            raise ConfigError(f"stack={self.size!r} is no stack; for four frames: stack=4")
+        if not is_whole(self.axis):
+            raise ConfigError(
+                f"axis={self.axis!r} is no axis; frames that lie along the last one: "
+                f"Stack({self.size}, axis=-1)"
+            )
+        only = check_names("only", self.only, f"Stack({self.size}, only=('obs.image',))")
+        object.__setattr__(self, "only", only)  # lists are as good, and equal
+
+    def of(self, observations: Sequence[str]) -> list[str]:
+        """Return the observations that are stacks.
+
+        Raises
+        ------
+        ConfigError
+            If there is none of a name in :attr:`only`.
+        """
+        for name in self.only:
+            if name not in observations:
+                raise ConfigError(
+                    f"stack={self} names {name!r}, but the observations are "
+                    f"{', '.join(observations)}: Stack({self.size}, only=({observations[0]!r},))"
+                )
+        return [name for name in observations if not self.only or name in self.only]
+
+    def frame(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of one frame of an observation of this shape."""
+        fits = -len(shape) <= self.axis < len(shape) and shape[self.axis] == self.size
+        if not fits:
+            raise ConfigError(
+                f"stack={self.size} frames along axis {self.axis}, but observations have the shape "
+                f"{shape}; say which axis the frames lie along: stack=Stack({self.size}, axis=-1), "
+                f"or which observations are stacks: Stack({self.size}, only=('obs.image',))"
+            )
+        axis = self.axis % len(shape)
+        return shape[:axis] + shape[axis + 1 :]
+
+    def _frames_first(self, stacked: Column) -> Column:
+        """Return a view ``[rows, frames, …]``."""
+        return np.moveaxis(stacked, self.axis if self.axis < 0 else self.axis + 1, 1)
+
+    def newest(self, stacked: Column) -> Column:
+        """Return the newest frame of each row, as a view."""
+        return self._frames_first(stacked)[:, -1]
+
+    def older(self, stacked: Column) -> Column:
+        """Return all other frames, the oldest first, ``[rows, size - 1, …]``."""
+        return self._frames_first(stacked)[:, :-1]
+
+    def history(self, slots: Ints, previous: Ints) -> Ints:
+        """Follow the frames back: slots of all frames, ``[rows, size]``, the oldest first."""
+        history = np.empty((len(slots), self.size), np.int64)
+        history[:, -1] = slots
+        for k in range(self.size - 1, 0, -1):
+            history[:, k - 1] = previous.take(history[:, k])
+        return history
+
+    def join(self, frames: Column, history: Ints, lender: BufferPool) -> Column:
+        """Return the stacks of these frames."""
+        joined = take_rows(frames, history, lender)
+        if self.axis == 0:
+            return joined
+        target = self.axis if self.axis < 0 else self.axis + 1
+        moved = np.moveaxis(joined, 1, target)
+        out = lender.empty(moved.shape, moved.dtype)
+        out[...] = moved
+        return out
+
+    def check(self, batch: Batch, name: str, thorough: bool) -> None:
+        """Raise unless each stack goes on from the stack of the row before.
+
+        The first batch is looked at whole, later ones at some rows.
+        """
+        stacks, step = self._frames_first(batch.flat(name)), batch.flat("step")
+        width = batch.num_envs
+        rows = np.flatnonzero(step[width:] > 0) + width
+        if not thorough and len(rows) > _SPOT:
+            rows = rows[:: len(rows) // _SPOT]
+        tails = np.arange(len(batch.tail_rows))
+        if not thorough:
+            tails = tails[:_SPOT]
+        ends = self._frames_first(batch.tail[name])[tails]
+        pairs = [
+            (stacks[rows], stacks[rows - width], rows),
+            (ends, stacks[batch.tail_rows[tails]], batch.tail_rows[tails]),
+        ]
+        for after, before, at in pairs:
+            differs = (after[:, :-1] != before[:, 1:]).any(tuple(range(1, after.ndim)))
+            if differs.any():
+                row = at[np.argmax(differs)]
+                raise ConfigError(
+                    f"{name} of environment {batch.flat('env')[row]} at step {step[row]} does not "
+                    f"go on from the stack before it, so stack={self.size} would change it; leave "
+                    "stack= out"
+                )
+
+
+def take_rows(column: Column, rows: Column, lender: BufferPool) -> Column:
+    """Return some rows of a column, as often as they are asked for."""
+    out = lender.empty((*rows.shape, *column.shape[1:]), column.dtype)
+    # The rows are right; with any other mode NumPy would write to a buffer first.
+    return column.take(rows, axis=0, out=out, mode="clip")
+
+
+def stack_starts(batch: Batch) -> Ints:
+    """Return the rows whose stack does not go on from the row before."""
+    begins = batch.flat("step") == 0
+    begins[: batch.num_envs] = True
+    return np.flatnonzero(begins)

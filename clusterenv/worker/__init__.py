@@ -1,0 +1,1 @@
+"""The Dask actor and its threads; runs on workers."""
