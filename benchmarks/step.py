@@ -2,7 +2,7 @@
 
 All ways run in turn, several times, in this one process and on this one machine; the table
 shows the median of each and its ratio to ``AsyncVectorEnv``. A second table shows what one
-call costs: an actor method through Dask, and the same question over a shard's channel.
+call costs: an actor method through Dask, and the same question over a shard's connection.
 
     python benchmarks/step.py
 """
@@ -143,7 +143,7 @@ def round_trips(calls: int = 1000) -> None:
     print("|---|---:|---:|")
     for name, ask in (
         ("Dask actor calls", ask_actors),
-        ("channels (and 16 Python calls per shard)", lambda: envs.step(both)),
+        ("connections (and 16 Python calls per shard)", lambda: envs.step(both)),
     ):
         for _ in range(50):
             ask()

@@ -178,7 +178,7 @@ class ClosedError(ClusterEnvError, gym_error.ClosedEnvironmentError):
 
 
 class ConnectionClosed(ClusterEnvError, ConnectionError):
-    """The other end of a channel is gone."""
+    """The other end of a connection is gone."""
 
 
 _SHOWN = 200  # characters of a value in a message

@@ -1,7 +1,7 @@
 """A direct connection between the head and one shard.
 
 Dask places, names and watches the shards; steps and trajectories travel here. A
-channel is a connection that the shard's own thread reads and writes. Compared with an
+connection is a connection that the shard's own thread reads and writes. Compared with an
 actor call it saves the event loops and message wrapping at both ends
 (``benchmarks/step.py`` measures both). How the two find each other is in ``rendezvous``.
 
@@ -33,7 +33,7 @@ _IOV_MAX = 512  # buffers per system call; Linux allows 1,024
 _TLS_BLOCK = 1 << 18  # bytes encrypted at a time; the other direction waits for no more
 _LOCAL_BUFFER = 1 << 22  # bytes under way between processes of one machine, if it allows so many
 _READ_BLOCK = 1 << 24  # bytes at a time, or a call would go on while the other end sends
-_MOMENT = 0.02  # seconds for what comes on one channel; then it is the others' turn
+_MOMENT = 0.02  # seconds for what comes on one connection; then it is the others' turn
 _SEND_SECONDS = 30.0  # for a process of the same machine to read on; then it is stopped
 MESSAGE_LIMIT = 1 << 29
 """Largest blob of a frame in bytes, if ``clusterenv.channel.message`` says nothing else."""
@@ -68,7 +68,7 @@ Received = tuple[Header, Any, Sequence[Array]]
 class Connection:
     """One end of a connection; one thread may send while another receives.
 
-    Whoever has one channel waits for it: ``send`` and ``recv_*``. A thread that serves many must
+    Whoever has one connection waits for it: ``send`` and ``recv_*``. A thread that serves many must
     wait for none of them: ``post``, ``flush`` and ``receive``. Do not mix the two ways in one
     direction.
 
@@ -208,7 +208,7 @@ class Connection:
                 raise
             raise ConnectionClosed(f"the connection broke while receiving: {error}") from error
 
-    # Without waiting, for a thread that serves many channels
+    # Without waiting, for a thread that serves many connections
 
     def post(self, kind: int, blob: bytes = b"", body: Sequence[Array] = ()) -> bool:
         """Send a frame as far as the system takes it now, and keep the rest for :meth:`flush`.

@@ -1,6 +1,6 @@
 """How the head and a shard find each other: one listens, the other comes with a token.
 
-Between machines a channel is a TCP connection, under the cluster's TLS certificates if it has
+Between machines a connection is a TCP connection, under the cluster's TLS certificates if it has
 any. Between processes of one user on one Linux machine it is a Unix socket: nobody else can
 connect to it or read along, so there is nothing to encrypt.
 """
@@ -80,7 +80,7 @@ class Listener:
         self.endpoint = Endpoint(host, port, name, secrets.token_bytes(_TOKEN_BYTES))
 
     def accept(self, timeout: float) -> Connection:
-        """Return the head's channel; strangers are turned away without an answer.
+        """Return the head's connection; strangers are turned away without an answer.
 
         Raises
         ------
@@ -90,10 +90,12 @@ class Listener:
         deadline = time.monotonic() + timeout
         while (left := deadline - time.monotonic()) > 0:
             admitted = [
-                channel for sock in self.arrivals(left) if (channel := self.admit(sock)) is not None
+                connection
+                for sock in self.arrivals(left)
+                if (connection := self.admit(sock)) is not None
             ]
-            for channel in admitted[1:]:  # there is one head
-                channel.close()
+            for connection in admitted[1:]:  # there is one head
+                connection.close()
             if admitted:
                 return admitted[0]
         raise ConnectionClosed(f"the head did not connect within {timeout:g} s")
@@ -117,7 +119,7 @@ class Listener:
             raise ConnectionClosed("the listener was closed") from error
 
     def admit(self, sock: socket.socket) -> Connection | None:
-        """Return the channel of one who knows the token; a stranger's connection is closed."""
+        """Return the connection of one who knows the token; a stranger's connection is closed."""
         try:
             sock.settimeout(_HANDSHAKE_SECONDS)
             known = not _is_local(sock) or _peer_is_me(sock)
@@ -228,4 +230,4 @@ def _bind(host: str, ports: Sequence[int] | None) -> socket.socket:
             return socket.create_server((host, port), family=family, backlog=4)
         except OSError as problem:
             error = problem
-    raise OSError(f"no free port for a channel on {host} in {ports}: {error}")
+    raise OSError(f"no free port for a connection on {host} in {ports}: {error}")

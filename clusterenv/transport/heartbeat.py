@@ -10,10 +10,10 @@ class Heartbeat:
 
     Examples
     --------
-    >>> pulse = Heartbeat(now=0)
-    >>> pulse.pong(10, steps=5, busy=True)
-    >>> pulse.pong(20, steps=5, busy=True)
-    >>> pulse.fault(25, silence=30, step=60), pulse.fault(80, silence=100, step=60)
+    >>> heartbeat = Heartbeat(now=0)
+    >>> heartbeat.pong(10, steps=5, busy=True)
+    >>> heartbeat.pong(20, steps=5, busy=True)
+    >>> heartbeat.fault(25, silence=30, step=60), heartbeat.fault(80, silence=100, step=60)
     (None, 'has not finished a step for 70 s: an environment hangs')
     """
 

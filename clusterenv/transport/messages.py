@@ -1,4 +1,4 @@
-"""The vocabulary of the channels: kinds of frames, and how a failure travels."""
+"""The vocabulary of the connections: kinds of frames, and how a failure travels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 
 
 class MessageKind(enum.IntEnum):
-    """Kinds of frames on a channel."""
+    """Kinds of frames on a connection."""
 
     # The head asks, a shard answers (``ClusterEnv``).
     RESET = 1

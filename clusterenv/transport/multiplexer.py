@@ -29,10 +29,10 @@ class Peer(Protocol):
     """The other end of a connection, as the multiplexer needs to know it."""
 
     @property
-    def channel(self) -> Connection:
+    def connection(self) -> Connection:
         """The connection."""
 
-    pulse: Heartbeat
+    heartbeat: Heartbeat
 
 
 P = TypeVar("P", bound=Peer)
@@ -77,26 +77,26 @@ class Multiplexer(Generic[P]):
         self._behind: set[P] = set()  # shards that have not read all that was sent to them
         self._posted: set[P] = set()  # shards that may have become so
 
-    def add(self, link: P) -> None:
+    def add(self, handle: P) -> None:
         """Listen to a shard from now on."""
-        self._selector.register(link.channel, _READ, link)
-        self._places[link] = partial(self._place, link)
-        if link.channel.encrypted:
-            self._decrypting.append(link)
-        if link.channel.is_behind:
-            self._posted.add(link)
+        self._selector.register(handle.connection, _READ, handle)
+        self._places[handle] = partial(self._place, handle)
+        if handle.connection.encrypted:
+            self._decrypting.append(handle)
+        if handle.connection.is_behind:
+            self._posted.add(handle)
 
-    def remove(self, link: P) -> None:
+    def remove(self, handle: P) -> None:
         """Listen to a shard no more; a frame of which a part has come is dropped."""
-        self._selector.unregister(link.channel)
-        del self._places[link]
-        self._behind.discard(link)
-        if link in self._decrypting:
-            self._decrypting.remove(link)
+        self._selector.unregister(handle.connection)
+        del self._places[handle]
+        self._behind.discard(handle)
+        if handle in self._decrypting:
+            self._decrypting.remove(handle)
 
     def send(
         self,
-        link: P,
+        handle: P,
         kind: MessageKind,
         blob: bytes = b"",
         body: Sequence[Any] = (),
@@ -113,13 +113,13 @@ class Multiplexer(Generic[P]):
             Whether the arrays of ``body`` may change after this call.
         """
         try:
-            if not link.channel.post(kind, blob, body):
+            if not handle.connection.post(kind, blob, body):
                 return False
         except ConnectionClosed:
             return False
         if copy:
-            link.channel.own_kept()
-        self._posted.add(link)
+            handle.connection.own_kept()
+        self._posted.add(handle)
         self.wake()
         return True
 
@@ -141,31 +141,37 @@ class Multiplexer(Generic[P]):
         # What was decrypted already, no selector reports; the others have their turn all the same.
         ready: list[tuple[P, int]] = []
         if self._decrypting:
-            ready += [(link, _READ) for link in self._decrypting if link.channel.has_buffered()]
+            ready += [
+                (handle, _READ) for handle in self._decrypting if handle.connection.has_buffered()
+            ]
         for key, events in self._selector.select(0 if ready else seconds):
             if key.data is None:
                 self._woken.recv(64)
             else:
                 ready.append((key.data, events))
-        for link, events in ready:
-            place = self._places.get(link)
+        for handle, events in ready:
+            place = self._places.get(handle)
             if place is None:  # removed meanwhile
                 continue
             try:
-                if events & _WRITE and link.channel.flush():
-                    link.pulse.heard(time.monotonic())  # it reads
+                if events & _WRITE and handle.connection.flush():
+                    handle.heartbeat.heard(time.monotonic())  # it reads
                 received = None
                 if events & _READ:
-                    pulse = link.pulse  # more of a frame: however long it takes, nothing hangs
-                    heard = pulse.progress if link.channel.is_receiving else pulse.heard
+                    heartbeat = (
+                        handle.heartbeat
+                    )  # more of a frame: however long it takes, nothing hangs
+                    heard = (
+                        heartbeat.progress if handle.connection.is_receiving else heartbeat.heard
+                    )
                     heard(time.monotonic())
-                    received = link.channel.receive(place)
+                    received = handle.connection.receive(place)
             except ClusterEnvError as error:
-                yield link, error
+                yield handle, error
             else:
                 if received is not None:
                     header, blob, body = received
-                    yield link, Message(header.kind, blob, body)
+                    yield handle, Message(header.kind, blob, body)
 
     def close(self) -> None:
         """Stop listening."""
@@ -176,10 +182,14 @@ class Multiplexer(Generic[P]):
     def _follow(self) -> None:
         """Wait for shards to read on while something is kept for them, and no longer."""
         while self._posted:
-            link = self._posted.pop()
-            if link in self._places and link not in self._behind and link.channel.is_behind:
-                self._behind.add(link)
-                self._selector.modify(link.channel, _READ | _WRITE, link)
-        for link in [link for link in self._behind if not link.channel.is_behind]:
-            self._behind.discard(link)
-            self._selector.modify(link.channel, _READ, link)
+            handle = self._posted.pop()
+            if (
+                handle in self._places
+                and handle not in self._behind
+                and handle.connection.is_behind
+            ):
+                self._behind.add(handle)
+                self._selector.modify(handle.connection, _READ | _WRITE, handle)
+        for handle in [handle for handle in self._behind if not handle.connection.is_behind]:
+            self._behind.discard(handle)
+            self._selector.modify(handle.connection, _READ, handle)

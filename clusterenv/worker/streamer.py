@@ -11,7 +11,6 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -23,13 +22,10 @@ from clusterenv.data.pickling import dumps
 from clusterenv.data.seeds import env_seeds
 from clusterenv.data.spaces import Array
 from clusterenv.errors import ConfigError, ConnectionClosed
-from clusterenv.policies.base import Policy
 from clusterenv.simulation.engines import Engine
-from clusterenv.simulation.env_faults import EnvFaults
 from clusterenv.simulation.loop import EnvLoop
 from clusterenv.simulation.policy_runner import Acting, Interrupted
 from clusterenv.simulation.random_stream import RandomStream, this_process
-from clusterenv.sync.rules import SyncRule
 from clusterenv.sync.subscriber import Announcement, Subscriber
 from clusterenv.sync.weight_cache import weight_cache_of
 from clusterenv.sync.weights import Weights, load, manifest_of
@@ -37,8 +33,9 @@ from clusterenv.transport.connection import Connection, Header
 from clusterenv.transport.endpoint import Endpoint
 from clusterenv.transport.messages import ON_SHELF, FragmentMeta, MessageKind
 from clusterenv.worker.failures import failure_of
+from clusterenv.worker.specs import StreamSpec
 
-__all__ = ["SWITCHES", "Fetch", "Stream", "StreamSpec"]
+__all__ = ["Fetch", "Stream"]
 
 logger = logging.getLogger("clusterenv")
 
@@ -50,29 +47,6 @@ Ticket = bool | Literal["drain"] | None
 
 Fetch = Callable[[Endpoint, int, int], Weights]
 """Gets weights from a worker: where, which version, and how many bytes."""
-
-SWITCHES = ("fragment", "step")
-"""Between what a shard may change its policy."""
-
-
-@dataclass(frozen=True)
-class StreamSpec:
-    """What a shard needs to collect."""
-
-    policy: Policy
-    rule: SyncRule
-    horizon: int
-    seed: int | None
-    version: int
-    switch: str = "fragment"
-    """One of :data:`SWITCHES`."""
-    env_faults: EnvFaults = field(default_factory=EnvFaults)
-    relays: bool = False
-    """Whether weights go from worker to worker too."""
-    text: str = "refuse"
-    """What becomes of text in observations."""
-    head: tuple[int, int] = field(default_factory=this_process)
-    """The head's process, which may be the worker's too."""
 
 
 class Note(NamedTuple):
@@ -125,9 +99,9 @@ class Stream:
         self._closed = False
         self._busy = False  # whether environments are being stepped
 
-    def run(self, channel: Connection) -> None:
-        """Collect until the head closes the channel."""
-        self._channel = channel
+    def run(self, connection: Connection) -> None:
+        """Collect until the head closes the connection."""
+        self._connection = connection
         helpers = [
             threading.Thread(target=target, name=f"clusterenv-{name}-{self._first}", daemon=True)
             for name, target in (("reader", self._read), ("sender", self._send))
@@ -157,7 +131,7 @@ class Stream:
                     pass
         finally:
             self._outbox.put(None)
-            channel.close()
+            connection.close()
             for helper in helpers:
                 helper.join()
 
@@ -225,21 +199,23 @@ class Stream:
         try:
             while (item := self._outbox.get()) is not None:
                 if isinstance(item, Note):
-                    self._channel.send(item.kind, item.blob)
+                    self._connection.send(item.kind, item.blob)
                     continue
                 fragment, meta, body = item
-                self._channel.send(MessageKind.FRAGMENT, dumps(tuple(meta)), body)
+                self._connection.send(MessageKind.FRAGMENT, dumps(tuple(meta)), body)
                 self._loop.recycle(fragment)
         except ConnectionClosed:
             self._stop()
         except ConfigError as error:  # a message larger than allowed
-            self._channel.send(MessageKind.FAILED, dumps(failure_of(error, self._first, "collect")))
+            self._connection.send(
+                MessageKind.FAILED, dumps(failure_of(error, self._first, "collect"))
+            )
 
     def _read(self) -> None:
         try:
             while True:
-                header = self._channel.recv_header()
-                blob = self._channel.recv_blob(header)
+                header = self._connection.recv_header()
+                blob = self._connection.recv_blob(header)
                 if header.kind == MessageKind.TICKET:
                     self._tickets.put(blob)
                 elif header.kind == MessageKind.ANNOUNCE:
@@ -259,7 +235,7 @@ class Stream:
             self._arrive(self.shelf.take(version, _SHELF_SECONDS))
         elif source is None:
             buffer = np.empty(self._manifest.nbytes, np.uint8)
-            self._channel.recv_body(header, [buffer])
+            self._connection.recv_body(header, [buffer])
             weights = Weights(version, buffer)
             if weights.digest != digest:
                 logger.warning("the weights of version %d arrived damaged", version)

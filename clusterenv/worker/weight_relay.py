@@ -40,20 +40,20 @@ class WeightRelay:
             self._listener.close()  # who comes now is refused at once
 
     def _answer(self, sock: socket.socket) -> None:
-        channel = self._listener.admit(sock)
-        if channel is None:
+        connection = self._listener.admit(sock)
+        if connection is None:
             return
         try:
-            header = channel.recv_header()
-            weights = self._shelf.take(channel.recv_blob(header), timeout=0)
+            header = connection.recv_header()
+            weights = self._shelf.take(connection.recv_blob(header), timeout=0)
             if weights is not None:
                 blob = dumps((weights.version, weights.digest))
-                channel.send(MessageKind.WEIGHTS, blob, [weights.buffer])
-                channel.recv_header()  # until the other end has all, and closes
+                connection.send(MessageKind.WEIGHTS, blob, [weights.buffer])
+                connection.recv_header()  # until the other end has all, and closes
         except ConnectionClosed:
             pass
         finally:
-            channel.close()
+            connection.close()
 
     def close(self) -> None:
         """Serve nobody any more."""
@@ -72,19 +72,19 @@ def fetch(
     OSError
         If it cannot be reached, has others, or what came is damaged.
     """
-    channel = reach(endpoint, context, timeout)
-    late = threading.Timer(timeout, channel.close)
+    connection = reach(endpoint, context, timeout)
+    late = threading.Timer(timeout, connection.close)
     late.start()
     try:
-        channel.send(MessageKind.PULL, dumps(version))
-        header = channel.recv_header()
+        connection.send(MessageKind.PULL, dumps(version))
+        header = connection.recv_header()
         late.cancel()
-        found, digest = channel.recv_blob(header)
+        found, digest = connection.recv_blob(header)
         buffer = np.empty(nbytes, np.uint8)
-        channel.recv_body(header, [buffer])
+        connection.recv_body(header, [buffer])
     finally:
         late.cancel()
-        channel.close()
+        connection.close()
     weights = Weights(found, buffer)
     if found != version:
         raise ConnectionClosed(f"it has version {found}, not {version}")

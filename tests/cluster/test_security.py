@@ -28,7 +28,8 @@ from clusterenv.errors import ConfigError
 from clusterenv.head.fleet.launch import make_recipe
 from clusterenv.transport.endpoint import reach
 from clusterenv.transport.messages import MessageKind, ResetRequest
-from clusterenv.worker.actor import Shard, ShardSpec
+from clusterenv.worker.actor import Shard
+from clusterenv.worker.specs import ShardSpec
 from pipelines.collect import load_policy
 from pipelines.run import Run
 
@@ -121,10 +122,10 @@ def test_a_shard_listens_to_nobody_without_the_clusters_certificate(
     at = shard.open(cloudpickle.dumps(recipe), None).result().endpoint
     for context in (certificate_of(Security.temporary()), no_certificate(), None):
         assert not answers(at.host, at.port, context, at.token)
-    channel = reach(at._replace(local=None), certificate_of(client.security), 10)
-    channel.send(MessageKind.RESET, dumps(tuple(ResetRequest([1], None, None))))
-    assert channel.recv_header().kind == MessageKind.RESULT
-    channel.close()
+    connection = reach(at._replace(local=None), certificate_of(client.security), 10)
+    connection.send(MessageKind.RESET, dumps(tuple(ResetRequest([1], None, None))))
+    assert connection.recv_header().kind == MessageKind.RESULT
+    connection.close()
 
 
 @pytest.mark.parametrize("way", ["argument", "setting"])

@@ -118,9 +118,9 @@ def test_a_thread_that_serves_many_waits_for_none(ends: tuple[Connection, Connec
     assert shard.post(7, b"", sent[1:])
     got: list[tuple[int, Any]] = []
 
-    def reading(channel: Connection, frames: int) -> Iterator[None]:
+    def reading(connection: Connection, frames: int) -> Iterator[None]:
         for _ in range(frames):
-            while (received := channel.receive(anywhere)) is None:
+            while (received := connection.receive(anywhere)) is None:
                 yield
             header, blob, (body,) = received
             got.append((header.kind, blob))
@@ -129,9 +129,9 @@ def test_a_thread_that_serves_many_waits_for_none(ends: tuple[Connection, Connec
     readers = [reading(shard, 2), reading(head, 1)]
     while readers:
         readers = [each for each in readers if next(each, "over") is None]
-        for channel in ends:
-            if channel.is_behind:
-                channel.flush()
+        for connection in ends:
+            if connection.is_behind:
+                connection.flush()
     assert sorted(got) == [(5, 42), (6, None), (7, None)]
     assert not head.flush()
 

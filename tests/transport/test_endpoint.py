@@ -41,14 +41,14 @@ class Meeting:
 
     def admitted(self) -> Connection:
         self.join()
-        (channel,) = self._admitted
-        return channel
+        (connection,) = self._admitted
+        return connection
 
     def close(self) -> None:
         self._listener.close()
         self.join()
-        for channel in self._admitted:
-            channel.close()
+        for connection in self._admitted:
+            connection.close()
 
 
 @pytest.fixture
@@ -58,8 +58,8 @@ def meeting() -> Iterator[Meeting]:
     meeting.close()
 
 
-def family(channel: Connection) -> socket.AddressFamily:
-    with socket.socket(fileno=os.dup(channel.fileno())) as same:
+def family(connection: Connection) -> socket.AddressFamily:
+    with socket.socket(fileno=os.dup(connection.fileno())) as same:
         return same.family
 
 
@@ -184,7 +184,7 @@ def test_ports_in_the_wrong_order_are_named() -> None:
 def test_ports_can_be_restricted() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(OSError, match="no free port for a channel"):
+        with pytest.raises(OSError, match="no free port for a connection"):
             Listener("127.0.0.1", ports=(port, port))
     listener = Listener("127.0.0.1", ports=(port, port))
     assert listener.endpoint.port == port

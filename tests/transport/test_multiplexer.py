@@ -23,9 +23,9 @@ class End:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        self.channel, self.shard = Connection(ours), Connection(theirs)
+        self.connection, self.shard = Connection(ours), Connection(theirs)
         self.socket = theirs
-        self.pulse = Heartbeat(time.monotonic())
+        self.heartbeat = Heartbeat(time.monotonic())
 
 
 def place(_end: End, header: Header, _blob: Any) -> list[Any]:
@@ -37,7 +37,7 @@ def ends() -> Iterator[list[Any]]:
     made = [End(), End()]
     yield made
     for end in made:
-        end.channel.close()
+        end.connection.close()
         end.shard.close()
 
 
@@ -99,7 +99,7 @@ def test_one_whose_bytes_never_cease_leaves_others_their_turn(
         speakers = [speaker for speaker, _ in hear(multiplexer, 1)]
         assert speakers == [ends[1]]
     multiplexer.remove(ends[0])
-    ends[0].channel.close()
+    ends[0].connection.close()
     pouring.join()
     assert over.is_set()
 
@@ -136,15 +136,15 @@ def test_a_long_frame_is_progress_and_a_backlog_that_is_not_read_is_silence(
     frame = raw(MessageKind.FRAGMENT, bytes(1000))
     arriving, behind = ends
     for end in ends:
-        end.pulse = Heartbeat(now=time.monotonic() - 100)
-        end.pulse.pong(time.monotonic() - 100, steps=5, busy=True)
+        end.heartbeat = Heartbeat(now=time.monotonic() - 100)
+        end.heartbeat.pong(time.monotonic() - 100, steps=5, busy=True)
     multiplexer.send(behind, MessageKind.WEIGHTS, b"", [np.zeros(20_000_000, np.uint8)])
     for begin in range(0, 900, 300):
         arriving.socket.sendall(frame[begin : begin + 300])
         list(multiplexer.listen(0.1))
     now = time.monotonic()
-    assert arriving.pulse.fault(now, silence=50, step=50) is None
-    assert "has not answered" in str(behind.pulse.fault(now, silence=50, step=50))
+    assert arriving.heartbeat.fault(now, silence=50, step=50) is None
+    assert "has not answered" in str(behind.heartbeat.fault(now, silence=50, step=50))
 
 
 def test_a_broken_connection_is_said_once_and_can_be_removed(

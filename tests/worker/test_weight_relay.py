@@ -96,15 +96,15 @@ def test_what_is_not_as_it_should_be_is_refused(fault: str) -> None:
     listener = Listener("127.0.0.1")
 
     def answer() -> None:
-        channel = listener.accept(10)
-        channel.recv_raw(channel.recv_header())
+        connection = listener.accept(10)
+        connection.recv_raw(connection.recv_header())
         given = weights(1)
         with contextlib.suppress(ConnectionClosed):  # it may not wait for the end
             if fault == "damaged":
-                channel.send(MessageKind.WEIGHTS, dumps((1, weights(2).digest)), [given.buffer])
+                connection.send(MessageKind.WEIGHTS, dumps((1, weights(2).digest)), [given.buffer])
             elif fault == "short":
-                channel.send(MessageKind.WEIGHTS, dumps((1, given.digest)), [given.buffer[:-1]])
-        channel.close()
+                connection.send(MessageKind.WEIGHTS, dumps((1, given.digest)), [given.buffer[:-1]])
+        connection.close()
 
     thread = threading.Thread(target=answer)
     thread.start()
@@ -170,8 +170,8 @@ def test_the_head_gives_a_version_once_and_workers_the_rest(collector: Collector
 def test_a_worker_that_hands_nothing_on_costs_no_version(collector: Collector) -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         port = nobody.getsockname()[1]
-    for link in collector._fleet.links:
-        link.relay = Endpoint("127.0.0.1", port, None, b"x" * 32)
+    for handle in collector._fleet.handles:
+        handle.relay = Endpoint("127.0.0.1", port, None, b"x" * 32)
     collector.rollout()
     for version in range(1, 4):
         policy = cartpole_policy(version)
@@ -211,7 +211,7 @@ def test_a_lost_worker_holds_up_nobody() -> None:
             collector.publish(cartpole_policy(version))
             next(batches)
             if version in (10, 20):
-                worker = collector._fleet.links[version // 10].worker
+                worker = collector._fleet.handles[version // 10].worker
                 os.kill(client.run(os.getpid, workers=[worker])[worker], signal.SIGKILL)
         seen: set[tuple[int, int]] = set()
 
@@ -226,7 +226,7 @@ def test_a_lost_worker_holds_up_nobody() -> None:
 
 def test_small_policies_have_no_relay(client: Client) -> None:
     with Collector("CartPole-v1", cartpole_policy(), num_envs=2, horizon=4, cluster=client) as few:
-        assert [link.relay for link in few._fleet.links] == [None] * len(few._fleet.links)
+        assert [handle.relay for handle in few._fleet.handles] == [None] * len(few._fleet.handles)
 
 
 def test_a_stranger_without_the_token_gets_no_weights(shelf: WeightCache) -> None:

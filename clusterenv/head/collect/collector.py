@@ -166,7 +166,7 @@ class Collector:
         self.action_space = about.action_space
         layout = Layout(about.observation_space)
         self._obs_names = [leaf.name("obs") for leaf in layout.leaves if leaf.is_array]
-        started = len(self._fleet.links)
+        started = len(self._fleet.handles)
         self._publishing = threading.Lock()
         self._publisher = Publisher(policy, rule, layout, started, version=version)
         self._tally = Tally(started, version)
@@ -291,7 +291,7 @@ class Collector:
     @property
     def shards(self) -> int:
         """Shards that there are, those that are being placed again included."""
-        return len(self._fleet.links)
+        return len(self._fleet.handles)
 
     def stats(self) -> Stats:
         """Return what has been done so far."""

@@ -99,7 +99,7 @@ class Receiver:
         self.roster = threading.RLock()
         """Held by whoever changes which shards there are, have tickets, and have heard what."""
         self._closed = False
-        self._waiting = [0] * len(fleet.links)  # batches of each shard that were not taken yet
+        self._waiting = [0] * len(fleet.handles)  # batches of each shard that were not taken yet
         self._awaited: set[int] = set()  # shards that owe a fragment that was asked for
         self._ending: set[int] = set()  # shards that are drained for good
         self._ended: set[int] = set()  # those of them that have been, behind others
@@ -139,8 +139,8 @@ class Receiver:
         if isinstance(item, Batch):
             with self.roster:
                 self._waiting[item.shard] -= 1
-                if self.streaming and item.shard < len(self._fleet.links):
-                    self._give_tickets(self._fleet.links[item.shard], 1)
+                if self.streaming and item.shard < len(self._fleet.handles):
+                    self._give_tickets(self._fleet.handles[item.shard], 1)
         else:
             self._received.put(item)  # for others that wait
         return item
@@ -149,25 +149,25 @@ class Receiver:
         """Let all shards run ahead, from now on."""
         with self.roster:
             self.streaming = True
-            for link in self._fleet.links:
-                self._give_tickets(link, self._credits)
+            for handle in self._fleet.handles:
+                self._give_tickets(handle, self._credits)
 
     def ask_all(self) -> int:
         """Have every shard make one fragment, and return how many there will be."""
         with self.roster:
-            staying = [link for link in self._fleet.links if link.index not in self._ending]
-            self._awaited = {link.index for link in staying}
-            for link in staying:
-                self._send(link, MessageKind.TICKET, dumps(True))
+            staying = [handle for handle in self._fleet.handles if handle.index not in self._ending]
+            self._awaited = {handle.index for handle in staying}
+            for handle in staying:
+                self._send(handle, MessageKind.TICKET, dumps(True))
         return len(staying)
 
     def announce(self, blob: bytes) -> None:
         """Tell all shards of a new version, and later those that come back."""
         with self.roster:
             self._announced = blob
-            self._tally.announced_bytes += len(blob) * len(self._fleet.links)
-            for link in self._fleet.links:
-                self._send(link, MessageKind.ANNOUNCE, blob)
+            self._tally.announced_bytes += len(blob) * len(self._fleet.handles)
+            for handle in self._fleet.handles:
+                self._send(handle, MessageKind.ANNOUNCE, blob)
 
     def close(self, timeout: float) -> None:
         """Hear nothing more, and end the shards."""
@@ -186,8 +186,8 @@ class Receiver:
 
     def _run(self) -> None:
         try:
-            for link in self._fleet.links:
-                self._multiplexer.add(link)
+            for handle in self._fleet.handles:
+                self._multiplexer.add(handle)
             while not self._closed:
                 self._attend()
         except Exception as error:
@@ -196,15 +196,15 @@ class Receiver:
 
     def _attend(self) -> None:
         """Hear what has arrived, take in shards that are back, look after those that are quiet."""
-        for link, message in self._multiplexer.listen(_WATCH_SECONDS):
+        for handle, message in self._multiplexer.listen(_WATCH_SECONDS):
             try:
                 if isinstance(message, ConnectionClosed):
-                    raise self._fleet.lost(link) from message
+                    raise self._fleet.lost(handle) from message
                 if isinstance(message, ClusterEnvError):
                     raise message
-                self._act_on(link, message)
+                self._act_on(handle, message)
             except (WorkerLost, EnvError, PolicyError, ConfigError) as error:
-                self._part(link, error)
+                self._part(handle, error)
         while not self._returning.empty():
             self._admit(self._returning.get())
         for gone in self._fleet.gone():
@@ -219,16 +219,16 @@ class Receiver:
         """Part from shards that do not answer, and ask all others whether they move."""
         if self._telemetry.due(now):
             self._telemetry.tell(now, self.stats())
-        for link in [link for link in self._fleet.links if not link.lost]:
+        for handle in [handle for handle in self._fleet.handles if not handle.lost]:
             if held_up:  # this thread was: who was not listened to has not been silent
-                link.pulse.progress(now)
-            fault = link.pulse.fault(now, *self._deadlines)
+                handle.heartbeat.progress(now)
+            fault = handle.heartbeat.fault(now, *self._deadlines)
             if fault is not None:
-                self._part(link, WorkerLost(f"{link} {fault}."), end_process=True)
+                self._part(handle, WorkerLost(f"{handle} {fault}."), end_process=True)
             else:
-                self._send(link, MessageKind.PING, dumps(None))
+                self._send(handle, MessageKind.PING, dumps(None))
 
-    def _place(self, link: ShardHandle, header: Header, blob: Any) -> Sequence[Array]:
+    def _place(self, handle: ShardHandle, header: Header, blob: Any) -> Sequence[Array]:
         """Return memory for a fragment, if the run can have such a one."""
         if header.kind != MessageKind.FRAGMENT:
             return ()
@@ -236,131 +236,131 @@ class Receiver:
             nbytes = nbytes_of(Parts(*FragmentMeta(*blob).parts))
         except (TypeError, ValueError) as error:
             raise ConnectionClosed(
-                f"{link} sent a fragment that cannot be read: {error}"
+                f"{handle} sent a fragment that cannot be read: {error}"
             ) from error
-        rows = self._horizon * link.share.count
+        rows = self._horizon * handle.share.count
         largest = largest_fragment(rows, self._obs, self._action, self._extras)
         if nbytes > largest:
             raise ConfigError(
-                f"a fragment of {link} has {nbytes:,} bytes; {rows:,} rows of these spaces, with "
+                f"a fragment of {handle} has {nbytes:,} bytes; {rows:,} rows of these spaces, with "
                 f"{self._extras:,} bytes for text and the policy's own columns in each, have at "
                 f"most {largest:,}. If there is more: "
                 "dask.config.set({'clusterenv.channel.extras': '1 MiB'})"
             )
         return [self._lender.empty((nbytes,), np.dtype(np.uint8))]
 
-    def _act_on(self, link: ShardHandle, message: Message) -> None:
+    def _act_on(self, handle: ShardHandle, message: Message) -> None:
         kind, blob, body = message
         if kind == MessageKind.FRAGMENT:
-            batch = self._batch(link, body[0], FragmentMeta(*blob))
-            link.pulse.progress(time.monotonic())
+            batch = self._batch(handle, body[0], FragmentMeta(*blob))
+            handle.heartbeat.progress(time.monotonic())
             with self.roster:
-                self._awaited.discard(link.index)
-                self._waiting[link.index] += 1
+                self._awaited.discard(handle.index)
+                self._waiting[handle.index] += 1
                 self._received.put(batch)
         elif kind == MessageKind.PULL:
-            self._serving.pull(link, whole=blob)
+            self._serving.pull(handle, whole=blob)
         elif kind == MessageKind.HELD:
-            self._serving.held(link, blob)
+            self._serving.held(handle, blob)
         elif kind == MessageKind.PONG:
-            link.pulse.pong(time.monotonic(), *blob)
+            handle.heartbeat.pong(time.monotonic(), *blob)
         elif kind == MessageKind.DRAINED:
-            self._drained(link, blob)
+            self._drained(handle, blob)
         elif kind == MessageKind.FAILED:
-            raise env_error(link, blob)
+            raise env_error(handle, blob)
 
-    def _batch(self, link: ShardHandle, body: Array, meta: FragmentMeta) -> Batch:
+    def _batch(self, handle: ShardHandle, body: Array, meta: FragmentMeta) -> Batch:
         columns, tails, state = columns_of(body, Parts(*meta.parts))
         tail_rows = tails.pop("")
         cuts = [Cut(*cut) for cut in meta.cuts]
         batch = Batch(
             columns,
-            link.share.count,
+            handle.share.count,
             tail_rows=tail_rows,
             tail=tails,
             state=state,
             run=self._fleet.run,
-            shard=link.index,
-            incarnation=link.incarnation,
+            shard=handle.index,
+            incarnation=handle.incarnation,
             policy_version=meta.version,
             cuts=cuts,
         )
         for cut in cuts:
-            logger.warning("environment %d of %s was rebuilt: %s", cut.env, link, cut.reason)
-        link.delivered += batch.num_rows
+            logger.warning("environment %d of %s was rebuilt: %s", cut.env, handle, cut.reason)
+        handle.delivered += batch.num_rows
         with self._tally.lock:
-            self._tally.add(link.index, batch.num_rows, body.nbytes, meta)
+            self._tally.add(handle.index, batch.num_rows, body.nbytes, meta)
             if self.streaming:
                 self._tally.settle()
         return batch
 
-    def _give_tickets(self, link: ShardHandle, count: int) -> None:
+    def _give_tickets(self, handle: ShardHandle, count: int) -> None:
         """Let a shard make fragments as it likes."""
         for _ in range(count):
-            self._send(link, MessageKind.TICKET, dumps(False))
+            self._send(handle, MessageKind.TICKET, dumps(False))
 
     # Shards that leave and come
 
-    def _part(self, link: ShardHandle, error: BaseException, end_process: bool = False) -> None:
+    def _part(self, handle: ShardHandle, error: BaseException, end_process: bool = False) -> None:
         """Hear nothing more of a shard, and have it placed again."""
         with self._tally.lock:
-            self._tally.lost(max(0, link.pulse.steps * link.share.count - link.delivered))
-        if link.index in self._ending and link.index not in self._awaited:
-            self._drained(link, 0)
+            self._tally.lost(max(0, handle.heartbeat.steps * handle.share.count - handle.delivered))
+        if handle.index in self._ending and handle.index not in self._awaited:
+            self._drained(handle, 0)
             return
-        self._serving.parted(link)
-        self._multiplexer.remove(link)
-        self.supervisor.lost(link, error, end_process)
+        self._serving.parted(handle)
+        self._multiplexer.remove(handle)
+        self.supervisor.lost(handle, error, end_process)
 
-    def _drain(self, link: ShardHandle) -> None:
+    def _drain(self, handle: ShardHandle) -> None:
         """Have a shard deliver what it has in hand and no more."""
         with self.roster:
-            link.draining = True
-            if link.index >= self.supervisor.wanted:
-                self._ending.add(link.index)
-            self._send(link, MessageKind.DRAIN, dumps(None))
+            handle.draining = True
+            if handle.index >= self.supervisor.wanted:
+                self._ending.add(handle.index)
+            self._send(handle, MessageKind.DRAIN, dumps(None))
 
-    def _drained(self, link: ShardHandle, rows: int) -> None:
+    def _drained(self, handle: ShardHandle, rows: int) -> None:
         """Hear nothing more of a shard that has delivered all, and have it placed elsewhere."""
-        self._serving.parted(link)
-        self._multiplexer.remove(link)
+        self._serving.parted(handle)
+        self._multiplexer.remove(handle)
         with self.roster:
             with self._tally.lock:
                 self._tally.left_behind(rows)
-            ends = link.index in self._ending and link.index not in self._awaited
+            ends = handle.index in self._ending and handle.index not in self._awaited
             if ends:
-                self._ended.add(link.index)
-            while (last := self._fleet.links[-1].index) in self._ended:
+                self._ended.add(handle.index)
+            while (last := self._fleet.handles[-1].index) in self._ended:
                 self._fleet.remove_last()
                 self._ending.discard(last)
                 self._ended.discard(last)
                 del self._publisher.in_use[last:]
-        self.supervisor.drained(link, remove=ends)
+        self.supervisor.drained(handle, remove=ends)
 
-    def _back(self, link: ShardHandle) -> None:
+    def _back(self, handle: ShardHandle) -> None:
         """Hand a shard that was placed again to the thread."""
-        self._returning.put(link)
+        self._returning.put(handle)
         self._multiplexer.wake()
 
-    def _admit(self, link: ShardHandle) -> None:
+    def _admit(self, handle: ShardHandle) -> None:
         """Take in a shard that was placed again: the newest policy, then tickets."""
         with self.roster:
-            self._fleet.replace(link)
-            if link.index == len(self._waiting):
+            self._fleet.replace(handle)
+            if handle.index == len(self._waiting):
                 self._waiting.append(0)
-            if link.index == len(self._publisher.in_use):
+            if handle.index == len(self._publisher.in_use):
                 self._publisher.in_use.append(self._publisher.version)
             with self._tally.lock:
-                self._tally.began(link.index, link.incarnation, link.because)
+                self._tally.began(handle.index, handle.incarnation, handle.because)
             if self._announced is not None:
-                self._serving.give(link)
-                self._send(link, MessageKind.ANNOUNCE, self._announced)
-            self._multiplexer.add(link)
+                self._serving.give(handle)
+                self._send(handle, MessageKind.ANNOUNCE, self._announced)
+            self._multiplexer.add(handle)
             if self.streaming:
-                self._give_tickets(link, self._credits - self._waiting[link.index])
-            elif link.index in self._awaited:
-                self._send(link, MessageKind.TICKET, dumps(True))
-            if link.index in self._ending or link.index >= self.supervisor.wanted:
-                self._drain(link)  # it left while it owed a fragment, or fewer are wanted by now
-        level = logging.WARNING if link.because == "loss" else logging.INFO
-        logger.log(level, "%s is there, incarnation %d.", link, link.incarnation)
+                self._give_tickets(handle, self._credits - self._waiting[handle.index])
+            elif handle.index in self._awaited:
+                self._send(handle, MessageKind.TICKET, dumps(True))
+            if handle.index in self._ending or handle.index >= self.supervisor.wanted:
+                self._drain(handle)  # it left while it owed a fragment, or fewer are wanted by now
+        level = logging.WARNING if handle.because == "loss" else logging.INFO
+        logger.log(level, "%s is there, incarnation %d.", handle, handle.incarnation)

@@ -22,7 +22,7 @@ __all__ = ["WeightService"]
 
 class _Send(Protocol):
     def __call__(
-        self, link: ShardHandle, kind: MessageKind, blob: bytes, body: Sequence[Any] = ()
+        self, handle: ShardHandle, kind: MessageKind, blob: bytes, body: Sequence[Any] = ()
     ) -> bool: ...
 
 
@@ -47,82 +47,84 @@ class WeightService:
         self._shelved: dict[str, int] = {}  # the version that each worker has, and all shards on it
         self._relayed: set[int] = set()  # shards that are getting weights from a worker
 
-    def pull(self, link: ShardHandle, whole: bool = False) -> None:
+    def pull(self, handle: ShardHandle, whole: bool = False) -> None:
         """Answer a shard that asks: for all of them, if it did not get what it was promised."""
         weights = self._newest()
         if self._distribution is None:
-            self._answer(link, weights, whole)
+            self._answer(handle, weights, whole)
         elif whole:
-            self._relayed.discard(link.index)
-            self._answer(link, weights, whole=True)
-            self._carry_out(self._distribution.failed, link.index, weights)
-        elif self._is_shelved(link, weights):
-            self._answer(link, weights)
+            self._relayed.discard(handle.index)
+            self._answer(handle, weights, whole=True)
+            self._carry_out(self._distribution.failed, handle.index, weights)
+        elif self._is_shelved(handle, weights):
+            self._answer(handle, weights)
         else:
-            self._carry_out(self._distribution.ask, link.index, weights)
+            self._carry_out(self._distribution.ask, handle.index, weights)
 
-    def give(self, link: ShardHandle) -> None:
+    def give(self, handle: ShardHandle) -> None:
         """Bring a shard that was placed again up to date."""
-        self._answer(link, self._newest())
+        self._answer(handle, self._newest())
 
-    def held(self, link: ShardHandle, version: int) -> None:
+    def held(self, handle: ShardHandle, version: int) -> None:
         """Note that weights have reached a shard."""
         if self._distribution is not None:
-            self._shelved[link.worker] = version
-            if link.index in self._relayed:
-                self._relayed.discard(link.index)
+            self._shelved[handle.worker] = version
+            if handle.index in self._relayed:
+                self._relayed.discard(handle.index)
                 with self._tally.lock:
                     self._tally.relayed_bytes += self._publisher.newest.buffer.nbytes
             held = partial(self._distribution.held, version=version)
-            self._carry_out(held, link.index, self._newest())
+            self._carry_out(held, handle.index, self._newest())
 
-    def parted(self, link: ShardHandle) -> None:
+    def parted(self, handle: ShardHandle) -> None:
         """Forget a shard that is lost or moves."""
-        self._shelved.pop(link.worker, None)  # its process may have ended
-        self._relayed.discard(link.index)
+        self._shelved.pop(handle.worker, None)  # its process may have ended
+        self._relayed.discard(handle.index)
         if self._distribution is not None:
-            self._carry_out(self._distribution.gone, link.index, self._newest())
+            self._carry_out(self._distribution.gone, handle.index, self._newest())
 
     def _newest(self) -> Weights:
         with self._tally.lock:
             return self._publisher.newest
 
-    def _is_shelved(self, link: ShardHandle, weights: Weights) -> bool:
-        return self._shelved.get(link.worker) == weights.version
+    def _is_shelved(self, handle: ShardHandle, weights: Weights) -> bool:
+        return self._shelved.get(handle.worker) == weights.version
 
     def _carry_out(
         self, decide: Callable[[int, int], list[Order]], shard: int, weights: Weights
     ) -> None:
         assert self._distribution is not None
         orders = deque(decide(shard, weights.version))
-        links = self._fleet.links
+        handles = self._fleet.handles
         while orders:
             shard, source = orders.popleft()
-            link = links[shard] if shard < len(links) else None
-            if link is None or link.lost:
+            handle = handles[shard] if shard < len(handles) else None
+            if handle is None or handle.lost:
                 orders.extend(self._distribution.gone(shard, weights.version))
-            elif self._is_shelved(link, weights):  # another shard of the process was first
-                self._answer(link, weights)
+            elif self._is_shelved(handle, weights):  # another shard of the process was first
+                self._answer(handle, weights)
                 orders.extend(self._distribution.gone(shard, weights.version))
             else:
-                self._answer(link, weights, relay=None if source == HEAD else links[source].relay)
+                self._answer(
+                    handle, weights, relay=None if source == HEAD else handles[source].relay
+                )
 
     def _answer(
         self,
-        link: ShardHandle,
+        handle: ShardHandle,
         weights: Weights,
         whole: bool = False,
         relay: Endpoint | None = None,
     ) -> None:
-        shelved = not whole and self._is_shelved(link, weights)
+        shelved = not whole and self._is_shelved(handle, weights)
         with self._tally.lock:
-            self._publisher.in_use[link.index] = weights.version
+            self._publisher.in_use[handle.index] = weights.version
             if relay is None and not shelved:
                 self._tally.weight_bytes += weights.buffer.nbytes
         if relay is None:
-            self._shelved[link.worker] = weights.version
+            self._shelved[handle.worker] = weights.version
         else:
-            self._relayed.add(link.index)
+            self._relayed.add(handle.index)
         source = ON_SHELF if shelved else relay and tuple(relay)
         blob = dumps((weights.version, weights.digest, source))
-        self._send(link, MessageKind.WEIGHTS, blob, [] if source else [weights.buffer])
+        self._send(handle, MessageKind.WEIGHTS, blob, [] if source else [weights.buffer])

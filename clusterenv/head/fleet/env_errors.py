@@ -109,7 +109,7 @@ def _derived(kind: type[EnvError], raised: type[BaseException]) -> type[EnvError
     return kind
 
 
-def env_error(link: ShardHandle, failure: Failure) -> Exception:
+def env_error(handle: ShardHandle, failure: Failure) -> Exception:
     """Return the exception that a failure on a worker becomes at the head."""
     cause: BaseException | None = None
     if failure.error is not None:
@@ -121,7 +121,7 @@ def env_error(link: ShardHandle, failure: Failure) -> Exception:
         return cause
     if failure.doing == "act":
         what = str(cause) if isinstance(cause, PolicyFault) else failure.traceback.splitlines()[-1]
-        fault = PolicyError(f"{what} ({link})\n\nOn the worker:\n{failure.traceback.rstrip()}")
+        fault = PolicyError(f"{what} ({handle})\n\nOn the worker:\n{failure.traceback.rstrip()}")
         fault.__cause__ = cause
         return fault
     which = "an environment" if failure.env is None else f"environment {failure.env}"
@@ -131,7 +131,7 @@ def env_error(link: ShardHandle, failure: Failure) -> Exception:
     note = f"\n{failure.note}" if failure.note else ""
     return raised_by_env(
         EnvGivenUp if failure.note else EnvError,
-        f"{which} of {link} raised in {failure.doing}.{hint}{note}\n\n"
+        f"{which} of {handle} raised in {failure.doing}.{hint}{note}\n\n"
         f"On the worker:\n{failure.traceback.rstrip()}",
         cause,
     )

@@ -27,7 +27,8 @@ from clusterenv.head.fleet.placement import Share, about_to_leave, choose_worker
 from clusterenv.simulation.engines import EnvDescription
 from clusterenv.transport.endpoint import reach
 from clusterenv.transport.messages import Failure
-from clusterenv.worker.actor import Opened, Shard, ShardSpec
+from clusterenv.worker.actor import Shard
+from clusterenv.worker.specs import Opened, ShardSpec
 
 __all__ = ["Fleet"]
 
@@ -53,14 +54,14 @@ class Fleet:
         self.run = new_run_id()
         """Tells these shards from those of all other fleets, also in rows on disk."""
         self.name = str(self.run)
-        self.links: list[ShardHandle] = []
+        self.handles: list[ShardHandle] = []
         self._closed = False
         self._closing = threading.Lock()
         self._ends: dict[str, float] = {}  # of workers with a lifetime, by the monotonic clock
         keep_shards(client)
         try:
             self._place(shares)
-            self.description = _joined(self._open(self.links))
+            self.description = _joined(self._open(self.handles))
         except BaseException:
             self.close(config.seconds("timeout.close"))
             raise
@@ -69,7 +70,7 @@ class Fleet:
         workers = wait_for_workers(self.client, len(shares), config.seconds("timeout.workers"))
         placed = place(self._load(workers), len(shares))
         for index, (share, worker) in enumerate(zip(shares, placed, strict=True)):
-            self.links.append(self._submit(index, share, worker, incarnation=0))
+            self.handles.append(self._submit(index, share, worker, incarnation=0))
 
     def _load(self, workers: Iterable[str]) -> dict[str, int]:
         """Return how many shards each worker has, ours and others'."""
@@ -106,7 +107,7 @@ class Fleet:
     def place_again(self, lost: ShardHandle, incarnation: int) -> ShardHandle:
         """Open a lost shard's environments anew, on another worker if there is one.
 
-        The new link is not among :attr:`links` until :meth:`replace`.
+        The new handle is not among :attr:`handles` until :meth:`replace`.
 
         Raises
         ------
@@ -121,20 +122,20 @@ class Fleet:
 
     def place_more(self, index: int, incarnation: int) -> ShardHandle:
         """Open one shard more, behind the last, as large as the first; as :meth:`place_again`."""
-        share = Share(self.links[-1].span.stop, self.links[0].share.count)
+        share = Share(self.handles[-1].span.stop, self.handles[0].share.count)
         return self._place_one(index, share, incarnation, avoid=())
 
     def _place_one(
         self, index: int, share: Share, incarnation: int, avoid: Collection[str]
     ) -> ShardHandle:
         worker = self._find_worker(avoid)
-        link = self._submit(index, share, worker, incarnation)
+        handle = self._submit(index, share, worker, incarnation)
         try:
-            self._open([link])
+            self._open([handle])
         except BaseException:
-            self._close([link], config.seconds("timeout.close"))
+            self._close([handle], config.seconds("timeout.close"))
             raise
-        return link
+        return handle
 
     def _find_worker(self, avoid: Collection[str]) -> str:
         """Return the best worker, and wait for one that is not to leave."""
@@ -184,22 +185,22 @@ class Fleet:
                 )
             time.sleep(0.1)
 
-    def end_process(self, link: ShardHandle) -> None:
+    def end_process(self, handle: ShardHandle) -> None:
         """End the process of a worker that does not answer; its nanny starts another."""
         try:
             # As client.restart_workers, which would wait until the new process is there.
             self.client.sync(
                 self.client.scheduler.restart_workers,
-                workers=[link.worker],
+                workers=[handle.worker],
                 timeout=config.seconds("timeout.close"),  # a nanny that is cut off never answers
                 wait_for_workers=False,
                 on_error="return",
-                stimulus_id=f"clusterenv-end-{link.worker}",
+                stimulus_id=f"clusterenv-end-{handle.worker}",
             )
         except Exception as error:  # no nanny, or it is gone already
-            logger.warning("the process of %s could not be ended: %s", link, error)
+            logger.warning("the process of %s could not be ended: %s", handle, error)
 
-    def replace(self, link: ShardHandle) -> None:
+    def replace(self, handle: ShardHandle) -> None:
         """Put a shard into its predecessor's position, or after all others.
 
         Raises
@@ -209,77 +210,77 @@ class Fleet:
         """
         with self._closing:
             if not self._closed:
-                self.links[link.index : link.index + 1] = [link]
+                self.handles[handle.index : handle.index + 1] = [handle]
                 return
-        self.discard(link, config.seconds("timeout.close"))
-        raise _closed_meanwhile(link)
+        self.discard(handle, config.seconds("timeout.close"))
+        raise _closed_meanwhile(handle)
 
     def remove_last(self) -> None:
         """Forget the last shard, which has been drained."""
-        self.links.pop()
+        self.handles.pop()
 
-    def _await_taken(self, link: ShardHandle, timeout: float) -> None:
+    def _await_taken(self, handle: ShardHandle, timeout: float) -> None:
         """Wait until a worker has taken a shard; one that has left never will."""
         deadline = time.monotonic() + timeout
         while True:
             try:
-                wait(link.future, min(_LOOK_SECONDS, max(0.0, deadline - time.monotonic())))
+                wait(handle.future, min(_LOOK_SECONDS, max(0.0, deadline - time.monotonic())))
                 return
             except TimeoutError:
-                if link.worker not in self.client.nthreads():
-                    raise WorkerLost(f"{link.worker} left before it took {link}.") from None
+                if handle.worker not in self.client.nthreads():
+                    raise WorkerLost(f"{handle.worker} left before it took {handle}.") from None
                 if time.monotonic() >= deadline:
                     raise
 
-    def _open(self, links: Sequence[ShardHandle]) -> list[EnvDescription]:
+    def _open(self, handles: Sequence[ShardHandle]) -> list[EnvDescription]:
         timeout = config.seconds("timeout.workers")
-        for link in links:
+        for handle in handles:
             try:
                 with self.client.as_current():  # not Dask's default client
-                    self._await_taken(link, timeout)
-                    link.actor = Actor(Shard, link.worker, link.future.key)
+                    self._await_taken(handle, timeout)
+                    handle.actor = Actor(Shard, handle.worker, handle.future.key)
             except TimeoutError as error:
                 raise NoWorkers(
-                    f"{link.worker} did not take {link} within {timeout:g} s: it is busy with "
+                    f"{handle.worker} did not take {handle} within {timeout:g} s: it is busy with "
                     "other tasks, or gone. Give the environments workers of their own"
                 ) from error
-            if link.future.status != "finished":
-                link.future.result()  # raises what went wrong
+            if handle.future.status != "finished":
+                handle.future.result()  # raises what went wrong
         # Environments of all shards are made at the same time.
-        opening = [(link, link.actor.open(self._recipe, self._stream)) for link in links]
+        opening = [(handle, handle.actor.open(self._recipe, self._stream)) for handle in handles]
         descriptions = []
-        for link, future in opening:
+        for handle, future in opening:
             try:
                 opened: Opened | Failure = future.result()
             except OSError as error:
-                raise self.lost(link) from error
+                raise self.lost(handle) from error
             if isinstance(opened, Failure):
-                raise env_error(link, opened)
+                raise env_error(handle, opened)
             descriptions.append(opened.description)
             if opened.seconds_left is not None:
-                self._ends[link.worker] = time.monotonic() + opened.seconds_left
-            self._connect(link, opened)
+                self._ends[handle.worker] = time.monotonic() + opened.seconds_left
+            self._connect(handle, opened)
         check_same_spaces(
             descriptions[0].observation_mode,
-            [str(link) for link in links],
+            [str(handle) for handle in handles],
             [each.observation_space for each in descriptions],
             [each.action_space for each in descriptions],
         )
         return descriptions
 
-    def _connect(self, link: ShardHandle, opened: Opened) -> None:
+    def _connect(self, handle: ShardHandle, opened: Opened) -> None:
         context = None
-        if link.worker.startswith("tls://"):
+        if handle.worker.startswith("tls://"):
             context = self.client.security.get_connection_args("client")["ssl_context"]
         timeout = config.seconds("timeout.connect")
         try:
             limit = config.nbytes("channel.message")
-            link.connected(reach(opened.endpoint, context, timeout, limit))
-            link.relay = opened.relay
+            handle.connected(reach(opened.endpoint, context, timeout, limit))
+            handle.relay = opened.relay
         except OSError as error:
             where = f"{opened.endpoint.host}:{opened.endpoint.port}"
             raise WorkerLost(
-                f"cannot reach {link} at {where}: {error}. Steps travel "
+                f"cannot reach {handle} at {where}: {error}. Steps travel "
                 "directly between this process and the workers: if a firewall leaves only some "
                 "ports open, name them: dask.config.set({'clusterenv.channel.ports': [9000, 9100]})"
             ) from error
@@ -292,13 +293,15 @@ class Fleet:
         if not self.connected:  # then Dask takes all futures for cancelled
             return []
         ended = ("lost", "cancelled", "error")
-        return [link for link in self.links if not link.lost and link.future.status in ended]
+        return [
+            handle for handle in self.handles if not handle.lost and handle.future.status in ended
+        ]
 
-    def lost(self, link: ShardHandle) -> WorkerLost:
+    def lost(self, handle: ShardHandle) -> WorkerLost:
         """Remember that a shard is lost, and return the error that says so."""
-        link.lost = True
+        handle.lost = True
         return WorkerLost(
-            f"{link} is gone: its process ended or cannot be reached. "
+            f"{handle} is gone: its process ended or cannot be reached. "
             "The worker's log says why (often: out of memory, walltime, a crash in native code)."
         )
 
@@ -306,37 +309,39 @@ class Fleet:
         """Stop all shards; environments that do not stop in time are named in the log."""
         with self._closing:
             self._closed = True
-        self._close(self.links, timeout)
-        self.links.clear()
+        self._close(self.handles, timeout)
+        self.handles.clear()
 
-    def discard(self, link: ShardHandle, timeout: float) -> None:
+    def discard(self, handle: ShardHandle, timeout: float) -> None:
         """Stop a shard that was placed again and is not needed any more."""
-        self._close([link], timeout)
+        self._close([handle], timeout)
 
-    def _close(self, links: Sequence[ShardHandle], timeout: float) -> None:
-        for link in links:
-            link.disconnect()
+    def _close(self, handles: Sequence[ShardHandle], timeout: float) -> None:
+        for handle in handles:
+            handle.disconnect()
         if self.client.status == "running":
-            closing = [(link, link.actor.close(timeout)) for link in links if link.running]
-            for link, future in closing:
+            closing = [
+                (handle, handle.actor.close(timeout)) for handle in handles if handle.running
+            ]
+            for handle, future in closing:
                 try:
                     ended = future.result(timeout=timeout + _GRACE_SECONDS)
                 except (OSError, RuntimeError, TimeoutError):
-                    ended = link.future.status != "finished"  # a lost worker runs nothing
+                    ended = handle.future.status != "finished"  # a lost worker runs nothing
                 if not ended:
                     logger.warning(
                         "%s did not stop within %g s: an environment hangs. To end its process: "
                         "client.restart_workers([%r])",
-                        link,
+                        handle,
                         timeout,
-                        link.worker,
+                        handle.worker,
                     )
             # Handles of an actor hold futures of their own and may live on in cycles.
-            self.client.cancel([link.future for link in links], force=True)
+            self.client.cancel([handle.future for handle in handles], force=True)
 
 
-def _closed_meanwhile(link: ShardHandle) -> ClosedError:
-    return ClosedError(f"closed while {link} was being placed again")
+def _closed_meanwhile(handle: ShardHandle) -> ClosedError:
+    return ClosedError(f"closed while {handle} was being placed again")
 
 
 def _joined(shards: Sequence[EnvDescription]) -> EnvDescription:

@@ -11,7 +11,7 @@ from clusterenv.head.fleet.placement import Share
 from clusterenv.transport.connection import Connection
 from clusterenv.transport.endpoint import Endpoint
 from clusterenv.transport.heartbeat import Heartbeat
-from clusterenv.worker.actor import ShardSpec
+from clusterenv.worker.specs import ShardSpec
 
 __all__ = ["ShardHandle"]
 
@@ -29,7 +29,7 @@ class ShardHandle:
         self.worker = worker
         self.future = future  # holding the Actor alone can lose it
         self.actor: Any = None
-        self._channel: Connection | None = None
+        self._connection: Connection | None = None
         self.relay: Endpoint | None = None
         """Where other workers get weights from it, if they do."""
         self.lost = False
@@ -38,26 +38,26 @@ class ShardHandle:
         """Rows that have arrived."""
         self.because = "scale"
         """Why it was placed: ``scale``, ``loss`` or ``move``."""
-        self.pulse = Heartbeat(time.monotonic())
+        self.heartbeat = Heartbeat(time.monotonic())
 
     def __str__(self) -> str:
         first, last = self.span.start, self.span.stop - 1
         return f"shard {self.index} (environments {first}–{last}) on {self.worker}"
 
     @property
-    def channel(self) -> Connection:
+    def connection(self) -> Connection:
         """The connection to the shard's thread."""
-        assert self._channel is not None
-        return self._channel
+        assert self._connection is not None
+        return self._connection
 
-    def connected(self, channel: Connection) -> None:
+    def connected(self, connection: Connection) -> None:
         """Remember the connection."""
-        self._channel = channel
+        self._connection = connection
 
     def disconnect(self) -> None:
         """Close the connection, if there is one."""
-        if self._channel is not None:
-            self._channel.close()
+        if self._connection is not None:
+            self._connection.close()
 
     @property
     def running(self) -> bool:

@@ -20,7 +20,7 @@ from clusterenv.errors import ConfigError, UnknownEnv, shown
 from clusterenv.head.fleet.fleet import Fleet
 from clusterenv.head.fleet.placement import split
 from clusterenv.simulation.engines import ENGINES, Recipe
-from clusterenv.worker.streamer import SWITCHES, StreamSpec
+from clusterenv.worker.specs import SWITCHES, StreamSpec
 
 __all__ = ["SWITCHES", "StreamSpec", "make_recipe", "open_fleet"]
 

@@ -51,7 +51,7 @@ class Supervisor:
         self._fleet = fleet
         self._losses = RestartHistory(rule)
         self._most = max_shards
-        self._wanted = len(fleet.links)
+        self._wanted = len(fleet.handles)
         self._back = back
         self._drain = drain
         self._over = over
@@ -62,39 +62,39 @@ class Supervisor:
         self._removed: set[int] = set()
         self._start(self._watch, "watch")
 
-    def lost(self, link: ShardHandle, error: BaseException, end_process: bool = False) -> None:
+    def lost(self, handle: ShardHandle, error: BaseException, end_process: bool = False) -> None:
         """Place a lost shard again after a while, or end the run with all that was seen.
 
         Parameters
         ----------
-        link
+        handle
             The shard; nothing that it sends from now on is heard.
         error
             How it was noticed.
         end_process
             Whether the worker's process hangs and must be ended first.
         """
-        link.lost = True
-        link.disconnect()
+        handle.lost = True
+        handle.disconnect()
         with self._lock:
             if self._closing.is_set():
                 return
-            wait = self._losses.note(link.index, error)
+            wait = self._losses.note(handle.index, error)
             if wait is None:
-                self._over(self._losses.verdict(link.index))
+                self._over(self._losses.verdict(handle.index))
                 return
         logger.warning("%s Placing it again%s.", error, f" in {wait:g} s" if wait else "")
-        self._start(self._restore, f"restart-{link.index}", link, wait, end_process)
+        self._start(self._restore, f"restart-{handle.index}", handle, wait, end_process)
 
-    def drained(self, link: ShardHandle, remove: bool) -> None:
+    def drained(self, handle: ShardHandle, remove: bool) -> None:
         """Stop a shard that has delivered everything, and place it elsewhere or not at all."""
-        link.lost = True
+        handle.lost = True
         if remove:
             with self._lock:
-                self._removed.add(link.index)
+                self._removed.add(handle.index)
         else:
-            logger.info("%s moves to another worker.", link)
-        self._start(self._move, f"move-{link.index}", link, remove)
+            logger.info("%s moves to another worker.", handle)
+        self._start(self._move, f"move-{handle.index}", handle, remove)
 
     def scale(self, shards: int) -> None:
         """Collect with so many shards, as soon as they are there or drained, and with no more."""
@@ -132,39 +132,39 @@ class Supervisor:
             self._threads.append(thread)
             thread.start()
 
-    def _restore(self, link: ShardHandle, wait: float, end_process: bool) -> None:
+    def _restore(self, handle: ShardHandle, wait: float, end_process: bool) -> None:
         if self._closing.wait(wait):
             return
         if end_process:
-            self._fleet.end_process(link)
-        self._place(link, "loss")
+            self._fleet.end_process(handle)
+        self._place(handle, "loss")
 
-    def _move(self, link: ShardHandle, remove: bool) -> None:
-        self._fleet.discard(link, config.seconds("timeout.close"))
+    def _move(self, handle: ShardHandle, remove: bool) -> None:
+        self._fleet.discard(handle, config.seconds("timeout.close"))
         if remove:
             self._fit()  # more may be wanted by now
         else:
-            self._place(link, "move")
+            self._place(handle, "move")
 
-    def _place(self, link: ShardHandle, because: str) -> None:
+    def _place(self, handle: ShardHandle, because: str) -> None:
         with self._lock:
-            incarnation = self._losses.next_incarnation(link.index)
+            incarnation = self._losses.next_incarnation(handle.index)
         try:
-            again = self._fleet.place_again(link, incarnation)
+            again = self._fleet.place_again(handle, incarnation)
         except Exception as error:
             if not self._closing.is_set():
-                self.lost(link, error)
+                self.lost(handle, error)
             return
         again.because = because
         self._hand(again)
 
-    def _hand(self, link: ShardHandle) -> None:
+    def _hand(self, handle: ShardHandle) -> None:
         """Hand a shard over, unless everything ends."""
         with self._lock:
             if not self._closing.is_set():
-                self._back(link)
+                self._back(handle)
                 return
-        self._fleet.discard(link, config.seconds("timeout.close"))
+        self._fleet.discard(handle, config.seconds("timeout.close"))
 
     def _watch(self) -> None:
         """Look every now and then at which workers came, and which are to leave."""
@@ -178,11 +178,11 @@ class Supervisor:
             except Exception:  # the scheduler is about to be noticed as lost
                 continue
             leaving = self._fleet.leaving()
-            links = [link for link in self._fleet.links if not link.lost]
-            if any(link.draining for link in links) or len(links) < self._wanted:
+            handles = [handle for handle in self._fleet.handles if not handle.lost]
+            if any(handle.draining for handle in handles) or len(handles) < self._wanted:
                 continue  # one thing after the other
-            placed = {link.index: link for link in links if link.worker in load}
-            homes = {index: link.worker for index, link in placed.items()}
+            placed = {handle.index: handle for handle in handles if handle.worker in load}
+            homes = {index: handle.worker for index, handle in placed.items()}
             for index in shards_to_move(homes, load, leaving):
                 self._drain(placed[index])
             if more := shards_to_add(self._wanted, self._most, load, leaving):
@@ -191,8 +191,8 @@ class Supervisor:
     def _fit(self) -> None:
         """Add or drain shards until there are as many as wanted."""
         with self._fitting:
-            while not self._closing.is_set() and len(self._fleet.links) < self._wanted:
-                index, wanted = len(self._fleet.links), self._wanted
+            while not self._closing.is_set() and len(self._fleet.handles) < self._wanted:
+                index, wanted = len(self._fleet.handles), self._wanted
                 with self._lock:
                     again = index in self._removed
                     incarnation = self._losses.next_incarnation(index) if again else 0
@@ -202,10 +202,10 @@ class Supervisor:
                     logger.warning("no shard %d: %s", index, error)
                     with self._lock:
                         if self._wanted == wanted:  # nobody has asked for others meanwhile
-                            self._wanted = len(self._fleet.links)
+                            self._wanted = len(self._fleet.handles)
                             return
-                while len(self._fleet.links) == index and not self._closing.wait(0.01):
+                while len(self._fleet.handles) == index and not self._closing.wait(0.01):
                     pass
-            for link in reversed(self._fleet.links[self._wanted :]):
-                if not link.lost and not link.draining:  # one that is lost, when it is back
-                    self._drain(link)
+            for handle in reversed(self._fleet.handles[self._wanted :]):
+                if not handle.lost and not handle.draining:  # one that is lost, when it is back
+                    self._drain(handle)

@@ -185,7 +185,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self.sync: SyncRule = EveryVersion()
         """When ``step(policy)`` sends newer weights to a shard; set it before the first."""
         about = fleet.description
-        last = fleet.links[-1].share
+        last = fleet.handles[-1].share
         self.num_envs = int(last.first + last.count)
         autoreset = about.autoreset_mode is not AutoresetMode.DISABLED
         self._calls = Calls(self.num_envs, autoreset=autoreset)
@@ -357,7 +357,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
                 f"or a single one, got {len(values)}"
             )
         self._finish(
-            self._trips.call("set_attr", "set_attr", lambda link: (name, values[link.span]))
+            self._trips.call("set_attr", "set_attr", lambda handle: (name, values[handle.span]))
         )
 
     @_exclusive

@@ -55,7 +55,7 @@ Fail = Callable[[BaseException], None]
 class Answer(NamedTuple):
     """What a shard answered; an exception if it failed."""
 
-    link: ShardHandle
+    handle: ShardHandle
     value: Any
 
 
@@ -91,9 +91,9 @@ class Exchange:
         self._step_limit = config.seconds("timeout.step")
         self._call_limit = config.seconds("timeout.call")
         self._looked = time.monotonic()
-        for link in fleet.links:
-            self._multiplexer.add(link)
-            self._unanswered[link.index] = deque()
+        for handle in fleet.handles:
+            self._multiplexer.add(handle)
+            self._unanswered[handle.index] = deque()
 
     @property
     def outstanding(self) -> bool:
@@ -121,13 +121,13 @@ class Exchange:
             Asks for what is to be had instead if the shard is lost before it answers.
         """
         limit = self._step_limit if kind in (_STEP, _ACT) else self._call_limit
-        link = self._fleet.links[shard]
+        handle = self._fleet.handles[shard]
         try:
             # The caller may reuse its actions; weights never change.
-            behind = self._multiplexer.send(link, kind, blob, body, copy=kind == _STEP)
+            behind = self._multiplexer.send(handle, kind, blob, body, copy=kind == _STEP)
             self._unanswered[shard].append(_Request(reader, again, time.monotonic(), limit))
             if behind:
-                self._go_on_sending(link)
+                self._go_on_sending(handle)
         except BaseException as error:
             self._failed(error)
             raise
@@ -156,81 +156,81 @@ class Exchange:
         ends = now + timeout
         while not self._ready:
             began, pause = now, max(0.0, min(_WATCH_SECONDS, ends - now))
-            for link, message in self._multiplexer.listen(pause):
-                self._take(link, message)
+            for handle, message in self._multiplexer.listen(pause):
+                self._take(handle, message)
             now = time.monotonic()
             if now - began > pause + self._step_limit / 2:  # this process was held up, or suspended
-                for link in self._fleet.links:
-                    link.pulse.heard(now)
+                for handle in self._fleet.handles:
+                    handle.heartbeat.heard(now)
             if now - self._looked >= _WATCH_SECONDS:
                 self._watch(now)
             if now >= ends:
                 break
 
-    def _go_on_sending(self, link: ShardHandle) -> None:
+    def _go_on_sending(self, handle: ShardHandle) -> None:
         """Send more of what is kept for a shard, until it has not read for a moment."""
         began = time.monotonic()
         while (
-            link.channel.is_behind
-            and time.monotonic() - max(began, link.pulse.heard_at) < _READING_SECONDS
+            handle.connection.is_behind
+            and time.monotonic() - max(began, handle.heartbeat.heard_at) < _READING_SECONDS
         ):
             for speaker, message in self._multiplexer.listen(_READING_SECONDS):
                 self._take(speaker, message)
 
-    def _take(self, link: ShardHandle, message: Message | ClusterEnvError) -> None:
+    def _take(self, handle: ShardHandle, message: Message | ClusterEnvError) -> None:
         if isinstance(message, Message):
-            self._answer(link, message)
+            self._answer(handle, message)
         elif isinstance(message, ConnectionClosed):
-            self._lose(link, self._fleet.lost(link), message)
+            self._lose(handle, self._fleet.lost(handle), message)
         else:
             raise message
 
-    def _place(self, link: ShardHandle, header: Header, _blob: Any) -> Sequence[Array]:
+    def _place(self, handle: ShardHandle, header: Header, _blob: Any) -> Sequence[Array]:
         """Return where the body of an answer goes."""
-        unanswered = self._unanswered[link.index]
+        unanswered = self._unanswered[handle.index]
         if not unanswered or header.kind not in (_RESULT, _VALUE, _FAILED):
             raise ConnectionClosed(
-                f"{link} sent a frame of kind {header.kind} that nothing asked for"
+                f"{handle} sent a frame of kind {header.kind} that nothing asked for"
             )
         return () if header.kind == _FAILED else unanswered[0].reader.arrays
 
-    def _answer(self, link: ShardHandle, message: Message) -> None:
-        request = self._unanswered[link.index].popleft()
+    def _answer(self, handle: ShardHandle, message: Message) -> None:
+        request = self._unanswered[handle.index].popleft()
         if message.kind == _FAILED:
-            value: Any = env_error(link, message.blob)
+            value: Any = env_error(handle, message.blob)
         else:
-            value = request.reader.value(link, message.blob)
-        self._ready.append(Answer(link, value))
+            value = request.reader.value(handle, message.blob)
+        self._ready.append(Answer(handle, value))
 
     def _watch(self, now: float) -> None:
         """Look for shards that Dask knows to be lost, and for answers that do not come."""
         self._looked = now
-        for link in self._fleet.gone():
-            self._lose(link, self._fleet.lost(link))
-        for link in list(self._fleet.links):
-            unanswered = self._unanswered[link.index]
+        for handle in self._fleet.gone():
+            self._lose(handle, self._fleet.lost(handle))
+        for handle in list(self._fleet.handles):
+            unanswered = self._unanswered[handle.index]
             if not unanswered:
                 continue
             limit = unanswered[0].limit
-            if link.channel.is_receiving:
+            if handle.connection.is_receiving:
                 limit = min(limit, self._step_limit)
-            quiet_since = max(unanswered[0].sent, link.pulse.heard_at)
+            quiet_since = max(unanswered[0].sent, handle.heartbeat.heard_at)
             if now - quiet_since > limit:
-                self._lose(link, _overdue(link, limit), end_process=True)
+                self._lose(handle, _overdue(handle, limit), end_process=True)
 
     def _lose(
         self,
-        link: ShardHandle,
+        handle: ShardHandle,
         error: WorkerLost,
         cause: BaseException | None = None,
         end_process: bool = False,
     ) -> None:
         """Have a shard placed again, and ask it for what its predecessor did not answer."""
         error.__cause__ = cause
-        self._multiplexer.remove(link)
-        requests = list(self._unanswered[link.index])
-        self._unanswered[link.index].clear()
-        back = self._recover(link, error, end_process)
+        self._multiplexer.remove(handle)
+        requests = list(self._unanswered[handle.index])
+        self._unanswered[handle.index].clear()
+        back = self._recover(handle, error, end_process)
         self._multiplexer.add(back)
         for request in requests:
             request.again()
@@ -245,10 +245,10 @@ class Exchange:
         self._multiplexer.close()
 
 
-def _overdue(link: ShardHandle, limit: float) -> WorkerLost:
+def _overdue(handle: ShardHandle, limit: float) -> WorkerLost:
     return WorkerLost(
-        f"{link} has not answered for {limit:g} s: an environment hangs, or its process is stopped "
-        "or cannot be reached. If a step may take longer: "
+        f"{handle} has not answered for {limit:g} s: an environment hangs, or its process is "
+        "stopped or cannot be reached. If a step may take longer: "
         "dask.config.set({'clusterenv.timeout.step': '10 m'}); for resets and calls it is "
         "'clusterenv.timeout.call'"
     )

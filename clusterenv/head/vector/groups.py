@@ -41,9 +41,11 @@ class Groups:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        counts = [link.share.count for link in fleet.links]
+        counts = [handle.share.count for handle in fleet.handles]
         self._shard_of = np.repeat(np.arange(len(counts)), counts)
-        self.whole = [Group(link.index, link.span, link.rows, None, b"") for link in fleet.links]
+        self.whole = [
+            Group(handle.index, handle.span, handle.rows, None, b"") for handle in fleet.handles
+        ]
         """All environments of each shard."""
         self._known = {id(whole.ids): whole for whole in self.whole}
 
@@ -63,21 +65,21 @@ class Groups:
 
     def of(self, shard: int, ids: Rows) -> Group:
         """Return the group of some environments of one shard."""
-        link = self._fleet.links[shard]
-        places: Rows = ids - link.share.first
+        handle = self._fleet.handles[shard]
+        places: Rows = ids - handle.share.first
         rows: slice | Rows = places
         if (places[1:] == places[:-1] + 1).all():  # neighbours: columns are viewed, not gathered
             rows = slice(int(places[0]), int(places[-1]) + 1)
-            if rows == slice(0, link.share.count):
+            if rows == slice(0, handle.share.count):
                 return self.whole[shard]
         if not self._fleet.description.partial:
             raise ConfigError(
-                f"this engine steps whole shards: environments {link.rows[0]} to {link.rows[-1]} "
-                f"together and in order, got {ids.tolist()}; pass info['env_id'] as recv() gave it"
+                f"this engine steps whole shards: environments {handle.rows[0]} to "
+                f"{handle.rows[-1]} together and in order, got {ids.tolist()}; pass info['env_id'] as recv() gave it"
             )
         ids.setflags(write=False)
         if len(self._known) > 4 * len(self._shard_of):  # somebody never sends a group twice
             self._known = {id(whole.ids): whole for whole in self.whole}
         blob = dumps(tuple(StepRequest(rows, None, [])))
-        group = self._known[id(ids)] = Group(shard, link.span, ids, rows, blob)
+        group = self._known[id(ids)] = Group(shard, handle.span, ids, rows, blob)
         return group

@@ -59,7 +59,9 @@ class Recovery:
         self.count = 0
         """Shards placed again so far."""
 
-    def recover(self, link: ShardHandle, error: ClusterEnvError, end_process: bool) -> ShardHandle:
+    def recover(
+        self, handle: ShardHandle, error: ClusterEnvError, end_process: bool
+    ) -> ShardHandle:
         """Place a lost shard again and return it.
 
         Raises
@@ -69,19 +71,19 @@ class Recovery:
         """
         reason: Exception = error
         while True:
-            link.lost = True
-            link.disconnect()
-            wait = self._losses.note(link.index, reason)
+            handle.lost = True
+            handle.disconnect()
+            wait = self._losses.note(handle.index, reason)
             if wait is None:
-                raise self._losses.verdict(link.index) from reason
+                raise self._losses.verdict(handle.index) from reason
             logger.warning("%s Placing it again%s.", reason, f" in {wait:g} s" if wait else "")
             time.sleep(wait)
             if end_process:
-                self._fleet.end_process(link)
+                self._fleet.end_process(handle)
                 end_process = False
-            incarnation = self._losses.next_incarnation(link.index)
+            incarnation = self._losses.next_incarnation(handle.index)
             try:
-                back = self._fleet.place_again(link, incarnation)
+                back = self._fleet.place_again(handle, incarnation)
                 break
             except ClosedError:
                 raise

@@ -117,7 +117,7 @@ class Requests:
         if self._recovery.pending(whole.span):
             instead()
             return
-        blob, body = request(self._fleet.links[whole.shard].incarnation)
+        blob, body = request(self._fleet.handles[whole.shard].incarnation)
         reader = self._reader(result, whole.span, whole.ids)
         self._exchange.send(whole.shard, MessageKind.ACT, reader, instead, blob, body)
 
@@ -139,9 +139,9 @@ class Requests:
             By shard.
         """
 
-        def value(link: ShardHandle, values: Any) -> dict[int, list[Any] | Exception]:
+        def value(handle: ShardHandle, values: Any) -> dict[int, list[Any] | Exception]:
             failed = isinstance(values, Failure)
-            into[link.index] = env_error(link, values) if failed else values or []
+            into[handle.index] = env_error(handle, values) if failed else values or []
             return into
 
         def send(shard: int) -> None:
@@ -149,7 +149,7 @@ class Requests:
             self._exchange.send(shard, MessageKind.CALL, reader, partial(send, shard), blobs[shard])
 
         # All are made before one is sent: arguments that cannot be pickled do no harm.
-        requests = [CallRequest(method, arguments(link)) for link in self._fleet.links]
+        requests = [CallRequest(method, arguments(handle)) for handle in self._fleet.handles]
         blobs = [dumps_by_value(tuple(request)) for request in requests]
         for shard in range(len(blobs)):
             send(shard)
@@ -160,21 +160,21 @@ class Requests:
 
     def _reset_due(self, group: Group, which: Rows, result: Result | None) -> None:
         """Reset environments of a lost shard instead of stepping them."""
-        link = self._fleet.links[group.shard]
+        handle = self._fleet.handles[group.shard]
         ids = group.ids[which]
-        rows = ids - link.share.first
-        seeds: list[int | None] = [None] * link.share.count
+        rows = ids - handle.share.first
+        seeds: list[int | None] = [None] * handle.share.count
         for row, seed in zip(rows.tolist(), self._recovery.seeds(ids), strict=True):
             seeds[row] = seed
         mask = None
-        if len(rows) < link.share.count:
-            mask = np.isin(np.arange(link.share.count), rows)
+        if len(rows) < handle.share.count:
+            mask = np.isin(np.arange(handle.share.count), rows)
 
-        whole = Result(self._obs, link.share.count)
+        whole = Result(self._obs, handle.share.count)
 
-        def value(link: ShardHandle, blob: Any) -> Result:
-            self._complete(link, blob, whole, slice(None))
-            truncated, infos = self._recovery.settle(ids, link.index)
+        def value(handle: ShardHandle, blob: Any) -> Result:
+            self._complete(handle, blob, whole, slice(None))
+            truncated, infos = self._recovery.settle(ids, handle.index)
             self._recovery.saw(ids, [column[rows] for column in whole.slot.obs])
             whole.slot.truncated[rows] = truncated
             target, places = result or Result(self._obs, len(ids), ids), ids
@@ -182,7 +182,7 @@ class Requests:
                 places = np.arange(len(ids))
             target.take(whole, rows, places)
             if infos is not None:
-                target.report(link.index, infos, places)
+                target.report(handle.index, infos, places)
             return target
 
         reader = Reader(whole.slot.buffers(self._obs, slice(None)), value)
@@ -196,8 +196,8 @@ class Requests:
         """Return what takes an answer into ``result``, or into a result of its own."""
         target = result or Result(self._obs, len(ids), ids)
 
-        def value(link: ShardHandle, blob: Any) -> Result:
-            self._complete(link, blob, target, into)
+        def value(handle: ShardHandle, blob: Any) -> Result:
+            self._complete(handle, blob, target, into)
             self._recovery.saw(ids, [column[into] for column in target.slot.obs])
             return target
 
@@ -207,19 +207,19 @@ class Requests:
         """Return what takes an answer about some environments of a shard into ``result``."""
         part = self._reader(None, slice(None), ids)
 
-        def value(link: ShardHandle, blob: Any) -> Result:
-            result.take(part.value(link, blob), np.arange(len(ids)), ids)
+        def value(handle: ShardHandle, blob: Any) -> Result:
+            result.take(part.value(handle, blob), np.arange(len(ids)), ids)
             return result
 
         return Reader(part.arrays, value)
 
-    def _complete(self, link: ShardHandle, blob: Any, target: Result, into: slice) -> None:
+    def _complete(self, handle: ShardHandle, blob: Any, target: Result, into: slice) -> None:
         """Add to a result what does not travel as arrays."""
         if blob is not None:
             infos, objects, chosen = blob
             for k, column in zip(self._obs.objects, objects, strict=True):
                 target.slot.obs[k][into] = column
             if infos:
-                target.report(link.index, infos, np.arange(target.n)[into])
+                target.report(handle.index, infos, np.arange(target.n)[into])
             if chosen:
                 target.choose(chosen, into)

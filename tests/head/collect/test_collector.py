@@ -393,9 +393,9 @@ def test_a_missed_announcement_stops_nothing(
         collector.rollout()
         send = collector._intake._send
 
-        def lose(link: Any, kind: MessageKind, blob: bytes, body: Any = ()) -> None:
-            if kind != MessageKind.ANNOUNCE or link.index != 1:
-                send(link, kind, blob, body)
+        def lose(handle: Any, kind: MessageKind, blob: bytes, body: Any = ()) -> None:
+            if kind != MessageKind.ANNOUNCE or handle.index != 1:
+                send(handle, kind, blob, body)
 
         with monkeypatch.context() as lossy:
             lossy.setattr(collector._intake, "_send", lose)
@@ -695,7 +695,7 @@ def test_columns_of_a_policy_that_are_wider_than_allowed_end_the_run_with_the_se
         dask.config.set({"clusterenv.channel.extras": "10 B"}),
         cartpole(client, Features(nn.Linear(4, 2))) as collector,
         pytest.raises(
-            errors.ConfigError, match=r"10 bytes for text and the policy's .*channel\.extras"
+            errors.ConfigError, match=r"10 bytes for text and the policy's .*connection\.extras"
         ),
     ):
         collector.rollout()

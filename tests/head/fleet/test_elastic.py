@@ -69,7 +69,7 @@ def take_until(
 
 
 def homes(collector: clusterenv.Collector) -> int:
-    return len({link.worker for link in collector._fleet.links})
+    return len({handle.worker for handle in collector._fleet.handles})
 
 
 def test_shards_spread_again_when_workers_come() -> None:
@@ -166,7 +166,7 @@ def test_a_rollout_is_whole_though_a_shard_is_lost_that_was_to_end() -> None:
         collector = clusterenv.Collector(
             Slow, Cycle(2), num_envs=2, shards=2, horizon=800, cluster=client
         )
-        pid = client.run(os.getpid)[collector._fleet.links[1].worker]
+        pid = client.run(os.getpid)[collector._fleet.handles[1].worker]
         found: list[list[Batch]] = []
         reader = Thread(target=lambda: found.append(collector.rollout()))
         reader.start()
@@ -191,7 +191,7 @@ def test_more_shards_that_are_wanted_while_one_still_ends() -> None:
     ):
         batches += collector.collect(100)
         collector.scale(1)
-        assert wait_until(lambda: collector._fleet.links[-1].draining)
+        assert wait_until(lambda: collector._fleet.handles[-1].draining)
         collector.scale(2)
         assert take_until(
             collector, batches, lambda: any(b.shard == 1 and b.incarnation == 1 for b in batches)
@@ -205,9 +205,9 @@ def test_fewer_shards_that_are_wanted_while_one_is_placed_again() -> None:
     batches: list[Batch] = []
     with clusterenv.connect("local", n_workers=3) as client, collecting(client) as collector:
         batches += collector.collect(100)
-        link = collector._fleet.links[1]
-        os.kill(client.run(os.getpid)[link.worker], signal.SIGKILL)
-        assert take_until(collector, batches, lambda: link.lost)
+        handle = collector._fleet.handles[1]
+        os.kill(client.run(os.getpid)[handle.worker], signal.SIGKILL)
+        assert take_until(collector, batches, lambda: handle.lost)
         collector.scale(1)
         assert take_until(collector, batches, lambda: collector.shards == 1)
         collector.scale(2)
@@ -222,10 +222,10 @@ def test_a_rollout_is_whole_though_a_shard_that_moves_is_to_end(client: Client) 
         collector.rollout()
         intake = collector._intake
         with intake.roster:  # an order of three threads that its lock allows
-            intake._drain(collector._fleet.links[1])  # it is to move
+            intake._drain(collector._fleet.handles[1])  # it is to move
             asked = intake.ask_all()  # rollout() begins
             intake.supervisor._most = intake.supervisor._wanted = 1  # and scale(1) comes
-            intake._drain(collector._fleet.links[1])
+            intake._drain(collector._fleet.handles[1])
         found = [intake.take() for _ in range(asked)]
         assert sorted(batch.shard for batch in found) == [0, 1]
         assert wait_until(lambda: collector.shards == 1)
@@ -267,7 +267,7 @@ def _immortal(cluster: LocalCluster) -> dict[str, Any]:
 def test_adaptive_scaling_never_takes_a_worker_with_a_shard() -> None:
     with clusterenv.connect("local", n_workers=3) as client, collecting(client) as collector:
         collector.collect(100)
-        held = {link.worker for link in collector._fleet.links}
+        held = {handle.worker for handle in collector._fleet.handles}
         client.cluster.adapt(minimum=0, maximum=3, interval="200ms", wait_count=2)
         assert wait_until(lambda: set(client.nthreads()) == held, 20)  # the third was free
         time.sleep(2)

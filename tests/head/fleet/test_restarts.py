@@ -121,9 +121,9 @@ def test_killed_workers_come_back_and_rows_stay_contiguous(fragile: Client) -> N
         batches += collector.collect(500)
         for shard in (0, 1, 0):
             # Two shards may be on one worker by now, and both be lost with it.
-            assert wait_until(lambda: all(link.running for link in collector._fleet.links))
+            assert wait_until(lambda: all(handle.running for handle in collector._fleet.handles))
             before = sum(collector.stats().incarnations)
-            worker = collector._fleet.links[shard].worker
+            worker = collector._fleet.handles[shard].worker
             os.kill(fragile.run(os.getpid, workers=[worker])[worker], signal.SIGKILL)
             assert restarted(collector, batches, before + 1)
             assert wait_until(lambda: len(fragile.nthreads()) == 2)
@@ -137,10 +137,10 @@ def test_killed_workers_come_back_and_rows_stay_contiguous(fragile: Client) -> N
 def test_a_worker_that_left_is_not_waited_for(client: Client, leaves_nothing: None) -> None:
     with collecting(client) as collector:
         fleet = collector._fleet
-        link = fleet._submit(2, Share(4, 2), "tls://127.0.0.1:1", incarnation=0)
+        handle = fleet._submit(2, Share(4, 2), "tls://127.0.0.1:1", incarnation=0)
         with pytest.raises(errors.WorkerLost, match="left before it took shard 2"):
-            fleet._await_taken(link, timeout=60)
-        link.future.cancel()
+            fleet._await_taken(handle, timeout=60)
+        handle.future.cancel()
 
 
 def test_lock_step_waits_for_the_shard_and_begins_with_the_newest_version(
@@ -218,9 +218,9 @@ class Heavy(clusterenv.policies.Policy):
         return clusterenv.policies.Decision(torch.zeros(len(obs), dtype=torch.int64))
 
 
-def stop_while_sending(monkeypatch: pytest.MonkeyPatch, link: Any, kind: int) -> Event:
+def stop_while_sending(monkeypatch: pytest.MonkeyPatch, handle: Any, kind: int) -> Event:
     """Stop the process of a shard when the head begins to send it a frame of this kind."""
-    real, pid, stopped = link.channel.post, pid_of(link), Event()
+    real, pid, stopped = handle.connection.post, pid_of(handle), Event()
 
     def stopping(*args: Any) -> Any:
         if args[0] == kind and not stopped.is_set():
@@ -228,13 +228,13 @@ def stop_while_sending(monkeypatch: pytest.MonkeyPatch, link: Any, kind: int) ->
             stopped.set()
         return real(*args)
 
-    monkeypatch.setattr(link.channel, "post", stopping)
+    monkeypatch.setattr(handle.connection, "post", stopping)
     return stopped
 
 
-def stop_while_receiving(monkeypatch: pytest.MonkeyPatch, link: Any) -> Event:
+def stop_while_receiving(monkeypatch: pytest.MonkeyPatch, handle: Any) -> Event:
     """Stop the process of a shard when the head begins to receive the body of a frame of it."""
-    real, pid, stopped = link.channel.receive, pid_of(link), Event()
+    real, pid, stopped = handle.connection.receive, pid_of(handle), Event()
 
     def receive(place: Any) -> Any:
         def stopping(header: Any, blob: Any) -> Any:
@@ -245,12 +245,12 @@ def stop_while_receiving(monkeypatch: pytest.MonkeyPatch, link: Any) -> Event:
 
         return real(stopping)
 
-    monkeypatch.setattr(link.channel, "receive", receive)
+    monkeypatch.setattr(handle.connection, "receive", receive)
     return stopped
 
 
-def pid_of(link: Any) -> int:
-    return int(link.future.client.run(os.getpid, workers=[link.worker])[link.worker])
+def pid_of(handle: Any) -> int:
+    return int(handle.future.client.run(os.getpid, workers=[handle.worker])[handle.worker])
 
 
 @pytest.mark.parametrize("local", [True, False], ids=["local", "tls"])
@@ -265,7 +265,7 @@ def test_a_process_that_stops_within_a_fragment_holds_up_no_other(
     ):
         batches = iter(collector)
         next(batches)
-        stopped = stop_while_receiving(monkeypatch, collector._fleet.links[0])
+        stopped = stop_while_receiving(monkeypatch, collector._fleet.handles[0])
         assert wait_until(lambda: bool(next(batches)) and stopped.is_set())
         meanwhile = 0
         while collector.stats().incarnations == [0, 0]:
@@ -284,7 +284,7 @@ def test_a_process_that_stops_while_it_gets_weights_holds_up_no_other(
     with dask.config.set(settings), clusterenv.Collector(Counts, heavy, **options) as collector:
         batches = iter(collector)
         next(batches)
-        stopped = stop_while_sending(monkeypatch, collector._fleet.links[0], MessageKind.WEIGHTS)
+        stopped = stop_while_sending(monkeypatch, collector._fleet.handles[0], MessageKind.WEIGHTS)
         versions = {0: 0, 1: 0}
         while not stopped.is_set() or versions[1] < collector.stats().version:
             if versions[1] == collector.stats().version:  # one after the other, and one more

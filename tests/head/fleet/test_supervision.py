@@ -83,18 +83,18 @@ def test_no_incarnation_repeats_a_seed_whatever_the_sharding() -> None:
 
 
 def test_a_shard_without_tickets_does_not_hang() -> None:
-    pulse = Heartbeat(0)
+    heartbeat = Heartbeat(0)
     for now in range(0, 200, 10):
-        pulse.pong(now, steps=7, busy=False)
-        assert pulse.fault(now, silence=30, step=60) is None
+        heartbeat.pong(now, steps=7, busy=False)
+        assert heartbeat.fault(now, silence=30, step=60) is None
 
 
 def test_steps_are_progress_and_silence_is_not() -> None:
-    pulse = Heartbeat(0)
+    heartbeat = Heartbeat(0)
     for now in range(0, 200, 10):
-        pulse.pong(now, steps=now, busy=True)
-        assert pulse.fault(now, silence=30, step=60) is None
-    assert "not answered for 35 s" in str(pulse.fault(225, silence=30, step=60))
+        heartbeat.pong(now, steps=now, busy=True)
+        assert heartbeat.fault(now, silence=30, step=60) is None
+    assert "not answered for 35 s" in str(heartbeat.fault(225, silence=30, step=60))
 
 
 def test_the_error_that_ends_a_run_is_of_the_last_ones_kind_and_says_why() -> None:

@@ -27,14 +27,14 @@ class End:
     def __init__(self, index: int) -> None:
         self.index = index
         ours, self.socket = socket.socketpair()
-        self.channel, self.shard = Connection(ours, limit=1000), Connection(self.socket)
-        self.pulse = Heartbeat(time.monotonic())
+        self.connection, self.shard = Connection(ours, limit=1000), Connection(self.socket)
+        self.heartbeat = Heartbeat(time.monotonic())
 
     def __str__(self) -> str:
         return f"shard {self.index}"
 
     def close(self) -> None:
-        self.channel.close()
+        self.connection.close()
         self.shard.close()
 
 
@@ -42,20 +42,20 @@ class Ends:
     """Stands in for a fleet: two shards, of which a lost one is replaced at once."""
 
     def __init__(self) -> None:
-        self.links = [End(0), End(1)]
+        self.handles = [End(0), End(1)]
         self.replaced: list[tuple[End, WorkerLost, bool]] = []
         self.failed: list[BaseException] = []
 
     def gone(self) -> list[End]:
         return []
 
-    def lost(self, link: End) -> WorkerLost:
-        return WorkerLost(f"{link} is gone")
+    def lost(self, handle: End) -> WorkerLost:
+        return WorkerLost(f"{handle} is gone")
 
-    def recover(self, link: End, error: WorkerLost, end_process: bool) -> End:
-        self.replaced.append((link, error, end_process))
-        self.links[link.index] = End(link.index)
-        return self.links[link.index]
+    def recover(self, handle: End, error: WorkerLost, end_process: bool) -> End:
+        self.replaced.append((handle, error, end_process))
+        self.handles[handle.index] = End(handle.index)
+        return self.handles[handle.index]
 
     def fail(self, error: BaseException) -> None:
         self.failed.append(error)
@@ -65,7 +65,7 @@ class Ends:
 def ends() -> Iterator[Any]:
     ends = Ends()
     yield ends
-    for end in [*ends.links, *(end for end, _, _ in ends.replaced)]:
+    for end in [*ends.handles, *(end for end, _, _ in ends.replaced)]:
         end.close()
 
 
@@ -78,7 +78,7 @@ def exchange(ends: Any) -> Iterator[Exchange]:
 
 
 def reader(into: np.ndarray[Any, Any]) -> Reader:
-    return Reader([into], lambda link, blob: (link.index, blob, into.copy()))
+    return Reader([into], lambda handle, blob: (handle.index, blob, into.copy()))
 
 
 def ask(
@@ -124,7 +124,7 @@ def test_a_shard_that_stops_within_an_answer_is_lost_after_the_deadline(
 ) -> None:
     into = np.zeros_like(ANSWER)
     made = ask(exchange, 0, into, kind)
-    stopped = ends.links[0]
+    stopped = ends.handles[0]
     stopped.socket.sendall(raw("infos", ANSWER)[:cut])
     with pytest.raises(TimeoutError):
         exchange.recv(0.1)
@@ -137,7 +137,7 @@ def test_a_shard_that_stops_within_an_answer_is_lost_after_the_deadline(
     assert end_process
     assert "has not answered for 1 s" in str(error)
     assert made == [0, 0]
-    ends.links[0].socket.sendall(raw("again", ANSWER))
+    ends.handles[0].socket.sendall(raw("again", ANSWER))
     index, blob, got = exchange.recv(10).value
     assert (index, blob) == (0, "again")
     assert (got == ANSWER).all()
@@ -160,7 +160,7 @@ def test_a_shard_that_reads_nothing_keeps_no_sender_waiting_and_is_lost_after_th
 def test_a_request_whose_shard_is_lost_while_it_is_sent_is_made_again(
     exchange: Exchange, ends: Any
 ) -> None:
-    lost = ends.links[0]
+    lost = ends.handles[0]
 
     def read_some() -> None:
         for _ in range(8):
@@ -183,7 +183,7 @@ def test_a_shard_that_is_late_is_noticed_while_others_answer(exchange: Exchange,
     ask(exchange, 0, into)
     while not ends.replaced:
         ask(exchange, 1, into)
-        ends.links[1].socket.sendall(raw(None, into))
+        ends.handles[1].socket.sendall(raw(None, into))
         assert exchange.recv(10).value[0] == 1
 
 
@@ -192,12 +192,12 @@ def test_an_answer_that_goes_on_arriving_is_not_late(exchange: Exchange, ends: A
     ask(exchange, 0, into)
     frame = raw(None, ANSWER)
     for begin in range(0, len(frame) - 8, len(frame) // 10):
-        ends.links[0].socket.sendall(frame[begin : begin + len(frame) // 10])
+        ends.handles[0].socket.sendall(frame[begin : begin + len(frame) // 10])
         with pytest.raises(TimeoutError):
             exchange.recv(0.25)
         if begin + 2 * (len(frame) // 10) >= len(frame):
             break
-    ends.links[0].socket.sendall(frame[begin + len(frame) // 10 :])
+    ends.handles[0].socket.sendall(frame[begin + len(frame) // 10 :])
     assert (exchange.recv(10).value[2] == ANSWER).all()
     assert not ends.replaced
 
@@ -211,9 +211,9 @@ def test_what_was_sent_may_change_afterwards(exchange: Exchange, ends: Any) -> N
     got = np.empty_like(actions)
 
     def serve() -> None:
-        shard = ends.links[0].shard
+        shard = ends.handles[0].shard
         shard.recv_body(shard.recv_header(), [got])
-        ends.links[0].socket.sendall(raw(None, np.zeros(1)))
+        ends.handles[0].socket.sendall(raw(None, np.zeros(1)))
 
     serving = threading.Thread(target=serve)
     serving.start()
@@ -235,7 +235,7 @@ def test_a_header_that_claims_what_cannot_be_breaks_the_connection(
     exchange: Exchange, ends: Any, header: tuple[int, int, int], match: str
 ) -> None:
     ask(exchange, 0, np.zeros(1))
-    ends.links[0].socket.sendall(struct.pack("<IIQ", *header))
+    ends.handles[0].socket.sendall(struct.pack("<IIQ", *header))
     while not ends.replaced:
         with pytest.raises(TimeoutError):
             exchange.recv(0.05)
@@ -247,7 +247,7 @@ def test_a_header_that_claims_what_cannot_be_breaks_the_connection(
 def test_an_answer_that_nothing_asked_for_breaks_the_connection(
     exchange: Exchange, ends: Any
 ) -> None:
-    ends.links[0].socket.sendall(raw(None, np.zeros(1)))
+    ends.handles[0].socket.sendall(raw(None, np.zeros(1)))
     with pytest.raises(TimeoutError):
         exchange.recv(0.1)
     assert "nothing asked for" in str(ends.replaced[0][1].__cause__)
@@ -256,6 +256,6 @@ def test_an_answer_that_nothing_asked_for_breaks_the_connection(
 def test_a_message_that_is_too_large_is_refused_where_it_is_sent(
     exchange: Exchange, ends: Any
 ) -> None:
-    with pytest.raises(ConfigError, match=r"clusterenv\.channel\.message allows, 1,000 bytes"):
+    with pytest.raises(ConfigError, match=r"clusterenv\.connection\.message allows, 1,000 bytes"):
         exchange.send(0, MessageKind.CALL, reader(np.zeros(1)), exchange.close, bytes(1001))
     assert len(ends.failed) == 1

@@ -275,7 +275,7 @@ def test_a_process_that_stops_within_an_answer_is_ended_after_the_deadline(
     with wide(fragile, local) as envs:
         pid = envs.call("pid")[1]
         envs.send(np.ones((2, 1), np.uint8))
-        arrived, _, _ = select.select([envs._fleet.links[1].channel], [], [], 30)
+        arrived, _, _ = select.select([envs._fleet.handles[1].connection], [], [], 30)
         assert arrived  # the answer has begun, and no socket takes all of it
         stop(pid)
         answers = {}

@@ -201,7 +201,7 @@ def test_an_environment_that_hangs_does_not_hold_up_close(
     )
     envs.reset(seed=1)
     envs.send([2, 2])
-    # A shard that has not yet read its step when the channel closes does not hang.
+    # A shard that has not yet read its step when the connection closes does not hang.
     assert wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
     began = time.monotonic()
     envs.close(timeout=0.5)
