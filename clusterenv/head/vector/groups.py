@@ -75,7 +75,8 @@ class Groups:
         if not self._fleet.description.partial:
             raise ConfigError(
                 f"this engine steps whole shards: environments {handle.rows[0]} to "
-                f"{handle.rows[-1]} together and in order, got {ids.tolist()}; pass info['env_id'] as recv() gave it"
+                f"{handle.rows[-1]} together and in order, got {ids.tolist()}; "
+                "pass info['env_id'] as recv() gave it"
             )
         ids.setflags(write=False)
         if len(self._known) > 4 * len(self._shard_of):  # somebody never sends a group twice
