@@ -243,12 +243,12 @@ def test_a_checkpoint_cannot_run_code(tmp_path: Path) -> None:
 READERS = r"pickle\.loads?\(|np\.load\(|^\s*(import|from) (marshal|shelve)\b"
 
 
-def test_pickles_are_read_from_channels_only() -> None:
+def test_pickles_are_read_from_connections_only() -> None:
     root = Path(clusterenv.__file__).parents[1]
     for folder in ("clusterenv", "pipelines"):
         for path in (root / folder).rglob("*.py"):
             text = path.read_text()
-            if path.name != "channel.py":
+            if path.name != "pickling.py":
                 assert not re.search(READERS, text, re.MULTILINE), path
             for call in re.findall(r"torch\.load\(.*", text):
                 assert "weights_only=True" in call, path

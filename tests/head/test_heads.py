@@ -23,7 +23,7 @@ import clusterenv
 from clusterenv import errors
 from pipelines import dqn
 
-TESTS = str(Path(__file__).parent)
+TESTS = str(Path(__file__).parents[1])
 
 
 def shard_threads(client: Client) -> int:

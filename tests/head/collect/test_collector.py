@@ -695,7 +695,7 @@ def test_columns_of_a_policy_that_are_wider_than_allowed_end_the_run_with_the_se
         dask.config.set({"clusterenv.channel.extras": "10 B"}),
         cartpole(client, Features(nn.Linear(4, 2))) as collector,
         pytest.raises(
-            errors.ConfigError, match=r"10 bytes for text and the policy's .*connection\.extras"
+            errors.ConfigError, match=r"10 bytes for text and the policy's .*channel\.extras"
         ),
     ):
         collector.rollout()
@@ -732,7 +732,7 @@ def test_a_fault_after_the_shards_were_placed_leaves_no_worker(
         raise MemoryError("no room for another copy")
 
     before = footprint()
-    monkeypatch.setattr("clusterenv.collector.Publisher", fails)
+    monkeypatch.setattr("clusterenv.head.collect.collector.Publisher", fails)
     with pytest.raises(MemoryError):
         clusterenv.Collector("CartPole-v1", cartpole_policy(), num_envs=2, horizon=8, shards=1)
     assert wait_until(lambda: not left_behind(before)), left_behind(before)

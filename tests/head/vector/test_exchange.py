@@ -256,6 +256,6 @@ def test_an_answer_that_nothing_asked_for_breaks_the_connection(
 def test_a_message_that_is_too_large_is_refused_where_it_is_sent(
     exchange: Exchange, ends: Any
 ) -> None:
-    with pytest.raises(ConfigError, match=r"clusterenv\.connection\.message allows, 1,000 bytes"):
+    with pytest.raises(ConfigError, match=r"clusterenv\.channel\.message allows, 1,000 bytes"):
         exchange.send(0, MessageKind.CALL, reader(np.zeros(1)), exchange.close, bytes(1001))
     assert len(ends.failed) == 1
