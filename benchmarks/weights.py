@@ -53,9 +53,13 @@ BURST = "96kb"
 
 def run(*words: str) -> None:
     """Run a command; its error output goes into the exception."""
-    done = subprocess.run(words, capture_output=True, text=True)
+    try:
+        done = subprocess.run(words, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise SystemExit(f"there is no {words[0]}: Linux, root and iproute2 are needed") from None
     if done.returncode:
-        raise SystemExit(f"{' '.join(words)}: {done.stderr.strip()}; root and iproute2 are needed")
+        said = done.stderr.strip()
+        raise SystemExit(f"{' '.join(words)}: {said}; Linux, root and iproute2 are needed")
 
 
 def address(host: int) -> str:
@@ -341,12 +345,9 @@ def measure(
 
 
 def inside(args: argparse.Namespace) -> None:
-    """Run on the head's host, in its namespace."""
+    """Measure on the head's host, in its namespace."""
     torch.set_num_threads(1)
-    with (
-        tempfile.TemporaryDirectory(dir="/dev/shm", prefix=NAME) as memory,
-        Client(f"tcp://{address(0)}:8786", timeout=60) as client,
-    ):
+    with Client(f"tcp://{address(0)}:8786", timeout=60) as client:
         client.wait_for_workers(args.workers, timeout=300)
         by_host = {name.split("/")[2].rpartition(":")[0]: name for name in client.nthreads()}
         workers = [by_host[address(1 + k)] for k in range(args.workers)]
@@ -368,7 +369,7 @@ def inside(args: argparse.Namespace) -> None:
             if needed > free:
                 print(f"{size:g} MB need {needed / 1e9:.1f} GB, {free / 1e9:.1f} are free")
                 continue
-            taken = measure(client, size, args.workers, args.rounds, Path(memory))
+            taken = measure(client, size, args.workers, args.rounds, Path(args.inside))
             line, ratios[size] = row(size, *taken)
             print(line, flush=True)
         least = pays_from(ratios)
@@ -387,13 +388,16 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=1000, help="of each link, in Mbit/s")
     parser.add_argument("--sizes", type=float, nargs="+", default=SIZES, help="in MB")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--inside", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.inside:
         inside(args)
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that all is cleaned up
-    with Network(1 + args.workers, args.rate) as network:
+    with (
+        tempfile.TemporaryDirectory(dir="/dev/shm", prefix=f"{NAME}-") as memory,
+        Network(1 + args.workers, args.rate) as network,
+    ):
         where = ["--host", address(0), "--port", "8786", "--no-dashboard"]
         network.start(0, "-m", "dask", "scheduler", *where)
         for host in range(1, 1 + args.workers):
@@ -402,7 +406,7 @@ def main() -> None:
                 *("--host", address(host), "--nthreads", "1", "--memory-limit", "0"),
                 *("--no-nanny", "--no-dashboard"),
             )
-        head = network.start(0, __file__, "--inside", *sys.argv[1:], quiet=False)
+        head = network.start(0, __file__, "--inside", memory, *sys.argv[1:], quiet=False)
         code = head.wait()
     sys.exit(code)
 
