@@ -156,6 +156,36 @@ def test_collect_benchmark_prints_ratios() -> None:
     assert "0 pulls, 0 weight bytes" in output
 
 
+def test_weights_benchmark_finds_the_size_from_which_on_the_relay_pays() -> None:
+    names = runpy.run_path(str(ROOT / "benchmarks" / "weights.py"))
+    pays_from, rate_of, row = (names[name] for name in ("pays_from", "rate_of", "row"))
+    taken, received = names["Taken"], names["Received"]
+    assert pays_from({0.4: 1.2, 1: 0.7, 4: 1.1, 40: 3.0}) == 4  # not from 0.4 on: 1 lies above
+    assert pays_from({4: 1.5, 40: 0.9}) is None
+    assert rate_of([received(10**6, 3.0, 5.0), received(10**6, 4.0, 7.0)]) == 4.0
+    alone = [taken(8.0, 64_000_000, 0)] * 3
+    relay = [taken(seconds, 16_000_000, 48_000_000) for seconds in (2.0, 4.0, 8.0)]
+    line = "| 4 | 8.000 | 4.000 | 2.00 (1.00–4.00) | 64.0 | 16.0 | 48.0 |"
+    assert row(4.0, alone, relay) == (line, 2.0)
+
+
+def test_weights_benchmark_prints_ratios() -> None:
+    try:
+        output = run(
+            *("benchmarks/weights.py", "--workers", "2"),
+            *("--rounds", "1", "--sizes", "0.4"),
+        )
+    except AssertionError as error:
+        if "root and iproute2 are needed" in str(error):
+            pytest.skip(f"no network namespaces here: {error}")
+        raise
+    assert re.search(r"head to one worker \d+;", output)
+    ratio = r"\d+\.\d\d \(\d+\.\d\d–\d+\.\d\d\)"
+    assert re.search(
+        rf"^\| 0\.4 \| \d\.\d+ \| \d\.\d+ \| {ratio} \| 0\.8 \| ", output, re.MULTILINE
+    )
+
+
 def test_peers_are_measured_beside_ours() -> None:
     output = run(
         *("-m", "benchmarks.peers.run", "gymnasium_async"),
