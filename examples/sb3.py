@@ -17,7 +17,7 @@ import torch
 from stable_baselines3 import PPO
 
 import clusterenv
-from clusterenv.head.vector.sb3 import SB3VecEnv
+from clusterenv import SB3VecEnv
 
 
 def main() -> None:

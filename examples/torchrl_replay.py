@@ -18,7 +18,7 @@ from torchrl.modules import QValueActor
 from torchrl.objectives import DQNLoss, SoftUpdate
 
 import clusterenv
-from clusterenv.data.tensordict import to_tensordict
+from clusterenv import to_tensordict
 from clusterenv.store import Prioritized, Ratio, ReplayStore
 
 GAMMA = 0.99

@@ -177,7 +177,7 @@ class Rollout:
         """Return the rows as TorchRL's losses, estimators and buffers expect them.
 
         The batch size is ``[env, time]``, where the columns are ``[time, env]``; otherwise the
-        tensors share their memory. :func:`clusterenv.data.tensordict.to_tensordict` says
+        tensors share their memory. :func:`clusterenv.to_tensordict` says
         which column has which key.
 
         Raises

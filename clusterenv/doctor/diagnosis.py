@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["Finding", "Process", "Report", "Route", "Trial", "judge"]
+__all__ = ["Finding", "Process", "Report", "Route", "Trial", "judge", "show"]
 
+_SHOWN = ("python", "clusterenv", "dask", "distributed", "cloudpickle", "numpy", "pyarrow", "torch")
 _SLOW_SECONDS = 0.01
 _SLOW_BYTES = 50e6
 
@@ -216,3 +217,41 @@ def _processors(workers: tuple[Process, ...]) -> list[Finding]:
                 )
             )
     return found
+
+
+def show(report: Report) -> str:
+    """Return a report as text."""
+    lines = [f"cluster     {report.cluster}"]
+    if report.script is not None:
+        lines += ["job script", *(f"    {line}" for line in report.script.strip().splitlines())]
+    for path, tail in report.logs.items():
+        lines += [f"the end of {path}", *(f"    {line}" for line in tail.splitlines())]
+    if report.tls is not None:
+        lines.append(f"TLS         {'yes' if report.tls else 'no'}")
+    processes = [each for each in (report.head, report.scheduler, *report.workers) if each]
+    if processes:
+        lines.append("versions    " + "  ".join(_SHOWN))
+        for process in processes:
+            versions = "  ".join(process.versions.get(name) or "-" for name in _SHOWN)
+            lines.append(f"    {process.name}: {versions}")
+    for process in report.workers:
+        if process.host is not None:
+            lines.append(
+                f"CPUs        {process.name} on {process.host}: {process.cpus} to run on, "
+                f"{process.threads} thread{'s' if (process.threads or 0) > 1 else ''}"
+            )
+    for route in report.routes:
+        way = f"from {route.source or '?'} ({route.interface or '?'})"
+        speed = "not reached" if route.error else "reached"
+        if route.seconds is not None and route.bytes_per_second is not None:
+            speed = (
+                f"{1e3 * route.seconds:.1f} ms there and back, "
+                f"{route.bytes_per_second / 1e6:,.0f} MB/s"
+            )
+        lines.append(f"route       {way} to {route.worker}: {speed}")
+    if report.trial is not None and report.trial.steps_per_second is not None:
+        lines.append(
+            f"environment {report.trial.env}: {report.trial.steps_per_second:,.0f} steps/s, one "
+            "environment per worker"
+        )
+    return "\n".join(lines)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import socket
 import statistics
@@ -25,32 +24,13 @@ from clusterenv.cluster.connect import connect, starts_empty, wait_for_workers
 from clusterenv.doctor.diagnosis import Process, Report, Route, Trial, judge
 from clusterenv.errors import ClusterEnvError, NoWorkers
 
-__all__ = ["examine", "main", "show"]
+__all__ = ["examine"]
 
 _PACKAGES = ("clusterenv", "gymnasium", "pyarrow", "torch")
-_SHOWN = ("python", "clusterenv", "dask", "distributed", "cloudpickle", "numpy", "pyarrow", "torch")
 _CALLS = 30
 _BLOCK = 16 << 20
 _STEPS = 50
 _TAIL_LINES = 15
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Examine a cluster and print what was found; return 0 if it is ready and 1 if not."""
-    parser = argparse.ArgumentParser("clusterenv doctor", description=__doc__)
-    parser.add_argument("--cluster", default="local", help="whatever clusterenv.connect takes")
-    parser.add_argument("--env", help="id of an environment to step on the workers")
-    parser.add_argument("--workers", type=int, help="to start, where a cluster is started")
-    parser.add_argument("--timeout", type=float, default=120, help="seconds to wait for workers")
-    args = parser.parse_args(argv)
-    report = examine(args.cluster, args.env, args.workers, args.timeout)
-    print(show(report))
-    findings = judge(report)
-    for finding in sorted(findings, key=lambda finding: not finding.blocking):
-        print(f"{'change' if finding.blocking else 'note'}: {finding.text}")
-    ready = not any(finding.blocking for finding in findings)
-    print("ready" if ready else "not ready")
-    return 0 if ready else 1
 
 
 def examine(
@@ -208,41 +188,3 @@ def _job_logs(client: Client) -> dict[str, str]:
             if lines:
                 logs[str(path)] = "\n".join(lines[-_TAIL_LINES:])
     return logs
-
-
-def show(report: Report) -> str:
-    """Return a report as text."""
-    lines = [f"cluster     {report.cluster}"]
-    if report.script is not None:
-        lines += ["job script", *(f"    {line}" for line in report.script.strip().splitlines())]
-    for path, tail in report.logs.items():
-        lines += [f"the end of {path}", *(f"    {line}" for line in tail.splitlines())]
-    if report.tls is not None:
-        lines.append(f"TLS         {'yes' if report.tls else 'no'}")
-    processes = [each for each in (report.head, report.scheduler, *report.workers) if each]
-    if processes:
-        lines.append("versions    " + "  ".join(_SHOWN))
-        for process in processes:
-            versions = "  ".join(process.versions.get(name) or "-" for name in _SHOWN)
-            lines.append(f"    {process.name}: {versions}")
-    for process in report.workers:
-        if process.host is not None:
-            lines.append(
-                f"CPUs        {process.name} on {process.host}: {process.cpus} to run on, "
-                f"{process.threads} thread{'s' if (process.threads or 0) > 1 else ''}"
-            )
-    for route in report.routes:
-        way = f"from {route.source or '?'} ({route.interface or '?'})"
-        speed = "not reached" if route.error else "reached"
-        if route.seconds is not None and route.bytes_per_second is not None:
-            speed = (
-                f"{1e3 * route.seconds:.1f} ms there and back, "
-                f"{route.bytes_per_second / 1e6:,.0f} MB/s"
-            )
-        lines.append(f"route       {way} to {route.worker}: {speed}")
-    if report.trial is not None and report.trial.steps_per_second is not None:
-        lines.append(
-            f"environment {report.trial.env}: {report.trial.steps_per_second:,.0f} steps/s, one "
-            "environment per worker"
-        )
-    return "\n".join(lines)

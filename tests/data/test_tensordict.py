@@ -20,8 +20,7 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
 import clusterenv
-from clusterenv import Batch, ReplayStore, RolloutStore
-from clusterenv.data.tensordict import to_tensordict
+from clusterenv import Batch, ReplayStore, RolloutStore, to_tensordict
 from clusterenv.errors import ConfigError
 from clusterenv.returns import gae, next_values
 
