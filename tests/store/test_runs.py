@@ -13,7 +13,7 @@ import pytest
 import torch
 from batches import Fleet, Row, Vector, all_of, observations, same, transitions
 from distributed import Client
-from test_samplers import n_step
+from stores import n_step
 from worlds import Labelled
 
 import clusterenv
