@@ -1,4 +1,4 @@
-"""Rows as TorchRL names them."""
+"""Conversion to TensorDicts with TorchRL's keys."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def to_tensordict(columns: Mapping[str, Any]) -> TensorDict:
     | `next_obs`, `next_obs.<key>` | the same below `"next"` |
     | `reward`, `terminated`, `truncated` | the same below `"next"`, with a last dimension of 1 |
     | `terminated` or `truncated` | `("next", "done")`, likewise |
-    | `log_prob` | `"action_log_prob"`, or `"sample_log_prob"`: where TorchRL's losses look |
+    | `log_prob` | `"action_log_prob"` or `"sample_log_prob"`, whichever TorchRL's losses read |
     | `weights`, `indices` | `"priority_weight"`, `"index"` |
     | `action` and all others | their own names |
 
     Parameters
     ----------
     columns
-        Tensors or arrays by name, with the same leading dimensions as ``reward``, which become
-        the batch size. Tensors share their memory.
+        Tensors or arrays by name. The dimensions of ``reward``, with which all of them begin,
+        become the batch size. The result shares the memory of the tensors.
 
     Raises
     ------

@@ -18,7 +18,7 @@ from worlds import Labelled
 
 import clusterenv
 from clusterenv import Batch
-from clusterenv.data.run_id import new_run_id
+from clusterenv.data.seeds import new_run_id
 from clusterenv.store import Journal, NStep, ReplayStore, Uniform
 from clusterenv.store.journal.dataset import episodes
 

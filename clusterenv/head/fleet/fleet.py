@@ -14,7 +14,7 @@ from clusterenv import config
 from clusterenv.cluster.connect import wait_for_workers
 from clusterenv.cluster.keep_shards import keep_shards
 from clusterenv.data.observation_mode import check_same_spaces
-from clusterenv.data.run_id import new_run_id
+from clusterenv.data.seeds import new_run_id
 from clusterenv.errors import (
     ClosedError,
     NoWorkers,
