@@ -1,4 +1,4 @@
-"""What the doctor has found out about a cluster, and what follows from it."""
+"""The facts about a cluster, and the findings that follow from them; pure functions."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _SLOW_BYTES = 50e6
 
 @dataclass(frozen=True)
 class Process:
-    """One process of the cluster: what it runs and on what."""
+    """One process of the cluster."""
 
     name: str
     """``"head"``, ``"scheduler"``, or the address of a worker."""
     versions: Mapping[str, str | None]
-    """Of Python and packages; ``None`` for one that is not installed."""
+    """Versions of Python and packages; ``None`` for a package that is not installed."""
     host: str | None = None
     cpus: int | None = None
     """CPUs that it may run on."""
@@ -30,24 +30,24 @@ class Process:
 
 @dataclass(frozen=True)
 class Route:
-    """The way from the head to a worker."""
+    """The network route from the head to a worker."""
 
     worker: str
     error: str | None = None
     """Why the worker cannot be reached, if it cannot."""
     source: str | None = None
-    """The head's own address on the way."""
+    """The head's address on this route."""
     interface: str | None = None
-    """The head's interface on the way."""
+    """The head's network interface on this route."""
     seconds: float | None = None
-    """Of an actor call, there and back."""
+    """Round-trip time of an actor call."""
     bytes_per_second: float | None = None
-    """Of a large result."""
+    """Bandwidth of a large result."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """An environment that was made and stepped on the workers."""
+    """Result of stepping an environment on the workers."""
 
     env: str
     error: str | None = None
@@ -56,11 +56,11 @@ class Trial:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that was found out."""
+    """The facts about a cluster."""
 
     cluster: str
     failure: str | None = None
-    """Why there is no cluster, or no worker, if so."""
+    """Why there is no cluster, or no worker."""
     tls: bool | None = None
     head: Process | None = None
     scheduler: Process | None = None
@@ -68,22 +68,22 @@ class Report:
     routes: tuple[Route, ...] = ()
     trial: Trial | None = None
     script: str | None = None
-    """What a batch system is given."""
+    """The job script for a batch system."""
     logs: Mapping[str, str] = field(default_factory=dict)
-    """The ends of the logs of jobs that brought no worker."""
+    """Last lines of the logs of jobs whose workers did not connect."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something to change, or to know."""
+    """A problem to solve, or a note."""
 
     text: str
     blocking: bool = True
-    """Whether the cluster cannot be used before it is changed."""
+    """Whether the cluster cannot be used before this is changed."""
 
 
 def judge(report: Report) -> list[Finding]:
-    """Return what follows from a report; nothing that blocks means ready.
+    """Return the findings that follow from a report; the cluster is ready if none is blocking.
 
     Examples
     --------
@@ -92,7 +92,7 @@ def judge(report: Report) -> list[Finding]:
     """
     found: list[Finding] = []
     if report.failure is not None:
-        found.append(Finding(report.failure + _what_the_logs_say(report.logs)))
+        found.append(Finding(report.failure + _log_advice(report.logs)))
     found += _versions(report)
     found += _routes(report.routes)
     found += _processors(report.workers)
@@ -103,7 +103,7 @@ def judge(report: Report) -> list[Finding]:
     if report.tls is False:
         found.append(
             Finding(
-                "the cluster speaks plain TCP: whoever reaches its ports can run code as you. "
+                "the cluster speaks plain TCP: everyone who reaches its ports can run code as you. "
                 "Clusters that ClusterEnv starts speak TLS unless security=False",
                 blocking=False,
             )
@@ -111,7 +111,7 @@ def judge(report: Report) -> list[Finding]:
     return found
 
 
-def _what_the_logs_say(logs: Mapping[str, str]) -> str:
+def _log_advice(logs: Mapping[str, str]) -> str:
     text = "\n".join(logs.values())
     for sign, advice in (
         (
@@ -124,7 +124,7 @@ def _what_the_logs_say(logs: Mapping[str, str]) -> str:
             "the Python or a file of the job is not on the nodes: name "
             "one that is (python: …), or load it in the prologue",
         ),
-        ("command not found", "the prologue calls what the nodes do not have"),
+        ("command not found", "the prologue calls a command that the nodes do not have"),
         (
             "Timed out",
             "the job cannot reach the scheduler: name the network that both are on, interface: ib0",
@@ -220,7 +220,7 @@ def _processors(workers: tuple[Process, ...]) -> list[Finding]:
 
 
 def show(report: Report) -> str:
-    """Return a report as text."""
+    """Format a report as text."""
     lines = [f"cluster     {report.cluster}"]
     if report.script is not None:
         lines += ["job script", *(f"    {line}" for line in report.script.strip().splitlines())]

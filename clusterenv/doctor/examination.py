@@ -1,7 +1,4 @@
-"""Says whether a cluster is ready for environments, and what to change if it is not.
-
-``python -m clusterenv.doctor --cluster cluster.yaml --env LunarLander-v3``
-"""
+"""Collects the facts about a cluster that matter for environments."""
 
 from __future__ import annotations
 
@@ -36,16 +33,16 @@ _TAIL_LINES = 15
 def examine(
     cluster: str, env: str | None = None, workers: int | None = None, timeout: float = 120
 ) -> Report:
-    """Find out everything about a cluster that matters for environments.
+    """Examine a cluster: its workers, versions, routes and speed.
 
     Parameters
     ----------
     cluster
-        Whatever :func:`clusterenv.connect` takes.
+        Anything that :func:`clusterenv.connect` takes.
     env
-        The id of an environment that shall be stepped on the workers.
+        Id of an environment to step on the workers.
     workers
-        How many to start, if a cluster is started.
+        Number of workers to start, if a cluster is started.
     timeout
         Seconds to wait for workers.
     """
@@ -78,15 +75,15 @@ def _examine_workers(
         head=_process("head", versions["client"]),
         scheduler=_process("scheduler", versions["scheduler"]),
         workers=tuple(_process(address, versions["workers"].get(address)) for address in addresses),
-        routes=tuple(_way(client, address) for address in addresses),
+        routes=tuple(_route(client, address) for address in addresses),
     )
     if any(finding.blocking for finding in judge(report)):
-        return report  # code that is sent to another Python may do anything
-    seen = client.run(_looker())
+        return report  # do not send code to a Python of another version
+    hardware = client.run(_hardware())
     timed = [_timed(client, route) for route in report.routes]
     trial = None if env is None else _try(client, env, len(addresses))
-    processes = [dataclasses.replace(each, **seen.get(each.name, {})) for each in report.workers]
-    return dataclasses.replace(report, workers=tuple(processes), routes=tuple(timed), trial=trial)
+    found = [dataclasses.replace(each, **hardware.get(each.name, {})) for each in report.workers]
+    return dataclasses.replace(report, workers=tuple(found), routes=tuple(timed), trial=trial)
 
 
 def _process(name: str, answer: Mapping[str, Any] | None) -> Process:
@@ -96,9 +93,9 @@ def _process(name: str, answer: Mapping[str, Any] | None) -> Process:
     return Process(name, packages)
 
 
-def _looker() -> Callable[..., dict[str, Any]]:
-    # Functions within functions are sent by value: this one runs where clusterenv is missing.
-    def look(dask_worker: Any) -> dict[str, Any]:
+def _hardware() -> Callable[..., dict[str, Any]]:
+    # Nested functions are pickled by value: this one runs where clusterenv is not installed.
+    def hardware(dask_worker: Any) -> dict[str, Any]:
         import os
         import socket
 
@@ -109,11 +106,11 @@ def _looker() -> Callable[..., dict[str, Any]]:
             "threads": dask_worker.state.nthreads,
         }
 
-    return look
+    return hardware
 
 
-def _way(client: Client, worker: str) -> Route:
-    """Connect to a worker as the head of an environment would."""
+def _route(client: Client, worker: str) -> Route:
+    """Connect to a worker as the head does."""
     if worker.startswith("inproc://"):
         return Route(worker)
     host, port = get_address_host_port(worker)
@@ -140,10 +137,10 @@ def _echo() -> type:
 
 
 def _timed(client: Client, route: Route) -> Route:
-    """Measure calls of an actor, which answers the head directly."""
+    """Measure the latency and bandwidth of actor calls, which bypass the scheduler."""
     future = client.submit(_echo(), actor=True, workers=[route.worker], pure=False)
     try:
-        with client.as_current():  # not Dask's default client
+        with client.as_current():  # otherwise the actor uses Dask's default client
             actor = future.result()
         actor.block(0).result()
         calls = [_seconds(lambda: actor.block(0).result()) for _ in range(_CALLS)]
@@ -176,7 +173,7 @@ def _try(client: Client, env: str, workers: int) -> Trial:
 
 
 def _job_logs(client: Client) -> dict[str, str]:
-    """Return the ends of the logs of a cluster's jobs, as far as they can be found."""
+    """Return the last lines of the logs of a cluster's jobs, as far as they can be found."""
     logs: dict[str, str] = {}
     for job in getattr(client.cluster, "workers", {}).values():
         identity = getattr(job, "job_id", None)
