@@ -89,17 +89,15 @@ def connect(
         in_file = options.pop("security", None)
         chosen = choose_security(in_file if security is None else security)
         return start(wanted.cluster, chosen, options, set_as_default)
-    if isinstance(cluster, Client):
-        if security is not None:
-            options["security"] = security
-        return _direct(cluster, options, set_as_default)
-    if isinstance(security, bool):
+    if isinstance(security, bool) and not isinstance(cluster, Client):
         raise ConfigError(
             f"security={security} is for clusters that are started here; a running one has its "
             "certificates already: connect(address, security=Security(tls_ca_file='ca.pem', …))"
         )
     if security is not None:
         options["security"] = security
+    if isinstance(cluster, Client):
+        return _direct(cluster, options, set_as_default)
     if isinstance(cluster, Cluster) or (isinstance(cluster, str) and "://" in cluster):
         return _client(cluster, set_as_default=set_as_default, **options)
     if isinstance(cluster, (str, os.PathLike)):

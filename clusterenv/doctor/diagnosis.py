@@ -11,6 +11,19 @@ __all__ = ["Finding", "Process", "Report", "Route", "Trial", "judge", "show"]
 _SHOWN = ("python", "clusterenv", "dask", "distributed", "cloudpickle", "numpy", "pyarrow", "torch")
 _SLOW_SECONDS = 0.01
 _SLOW_BYTES = 50e6
+_OUT_OF_MEMORY = "the job ran out of memory: raise memory"
+_ADVICE = {  # by what the log of a job says
+    "No module named": "install the package in the environment of the jobs, or name another "
+    "Python in the cluster file: python: /path/to/python",
+    "No such file or directory": "the Python or a file of the job is not on the nodes: name one "
+    "that is (python: …), or load it in the prologue",
+    "command not found": "the prologue calls a command that the nodes do not have",
+    "Timed out": "the job cannot reach the scheduler: name the network that both are on, "
+    "interface: ib0",
+    "oom_kill": _OUT_OF_MEMORY,
+    "oom-kill": _OUT_OF_MEMORY,
+    "out of memory": _OUT_OF_MEMORY,
+}
 
 
 @dataclass(frozen=True)
@@ -90,50 +103,31 @@ def judge(report: Report) -> list[Finding]:
     >>> judge(Report("slurm", failure="no worker came within 60 s"))[0].blocking
     True
     """
-    found: list[Finding] = []
+    found = _versions(report) + _routes(report.routes) + _processors(report.workers)
     if report.failure is not None:
-        found.append(Finding(report.failure + _log_advice(report.logs)))
-    found += _versions(report)
-    found += _routes(report.routes)
-    found += _processors(report.workers)
+        found.insert(0, Finding(report.failure + _log_advice(report.logs)))
     if report.trial is not None and report.trial.error is not None:
         found.append(
             Finding(f"{report.trial.env} does not run on the workers: {report.trial.error}")
         )
     if report.tls is False:
         found.append(
-            Finding(
+            _note(
                 "the cluster speaks plain TCP: everyone who reaches its ports can run code as you. "
-                "Clusters that ClusterEnv starts speak TLS unless security=False",
-                blocking=False,
+                "Clusters that ClusterEnv starts speak TLS unless security=False"
             )
         )
     return found
 
 
+def _note(text: str) -> Finding:
+    return Finding(text, blocking=False)
+
+
 def _log_advice(logs: Mapping[str, str]) -> str:
-    text = "\n".join(logs.values())
-    for sign, advice in (
-        (
-            "No module named",
-            "install the package in the environment of the jobs, or name another "
-            "Python in the cluster file: python: /path/to/python",
-        ),
-        (
-            "No such file or directory",
-            "the Python or a file of the job is not on the nodes: name "
-            "one that is (python: …), or load it in the prologue",
-        ),
-        ("command not found", "the prologue calls a command that the nodes do not have"),
-        (
-            "Timed out",
-            "the job cannot reach the scheduler: name the network that both are on, interface: ib0",
-        ),
-        ("oom_kill", "the job ran out of memory: raise memory"),
-        ("oom-kill", "the job ran out of memory: raise memory"),
-        ("out of memory", "the job ran out of memory: raise memory"),
-    ):
-        if sign.lower() in text.lower():
+    text = "\n".join(logs.values()).lower()
+    for sign, advice in _ADVICE.items():
+        if sign.lower() in text:
             return f". The log of a job says {sign!r}: {advice}"
     return ""
 
@@ -146,25 +140,23 @@ def _versions(report: Report) -> list[Finding]:
     for package, ours in report.head.versions.items():
         if ours is None:
             continue
-        apart: dict[str | None, list[str]] = {}
+        differ: dict[str | None, list[str]] = {}
         for process in others:
             theirs = process.versions.get(package)
-            # The scheduler runs no environments: it needs what Dask itself needs.
+            # The scheduler runs no environments: it needs only the packages of Dask itself.
             needed = process is not report.scheduler or package in ("python", "dask", "distributed")
             if needed and theirs != ours:
-                apart.setdefault(theirs, []).append(process.name)
-        for theirs, names in apart.items():
+                differ.setdefault(theirs, []).append(process.name)
+        for theirs, names in differ.items():
             where = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
             if theirs is None:
                 found.append(Finding(f"{package} {ours} is not installed on {where}: install it"))
-                continue
-            found.append(
-                Finding(
+            else:
+                text = (
                     f"{package} is {ours} at the head and {theirs} on {where}: use one environment "
-                    "for both",
-                    blocking=_release(ours) != _release(theirs),
+                    "for both"
                 )
-            )
+                found.append(Finding(text, blocking=_release(ours) != _release(theirs)))
     return found
 
 
@@ -175,6 +167,7 @@ def _release(version: str) -> list[str]:
 def _routes(routes: tuple[Route, ...]) -> list[Finding]:
     found = []
     for route in routes:
+        seconds, rate = route.seconds or 0.0, route.bytes_per_second or _SLOW_BYTES
         if route.error is not None:
             found.append(
                 Finding(
@@ -184,20 +177,18 @@ def _routes(routes: tuple[Route, ...]) -> list[Finding]:
                     "['--worker-port', '9101:9200']"
                 )
             )
-        elif (route.seconds or 0) > _SLOW_SECONDS:
+        elif seconds > _SLOW_SECONDS:
             found.append(
-                Finding(
-                    f"a call to {route.worker} takes {1e3 * (route.seconds or 0):.0f} ms: step by "
-                    "step will be slow; collect with the policy beside the environments",
-                    blocking=False,
+                _note(
+                    f"a call to {route.worker} takes {1e3 * seconds:.0f} ms: step by step will be "
+                    "slow; collect with the policy beside the environments"
                 )
             )
-        elif (route.bytes_per_second or _SLOW_BYTES) < _SLOW_BYTES:
+        elif rate < _SLOW_BYTES:
             found.append(
-                Finding(
-                    f"{(route.bytes_per_second or 0) / 1e6:.0f} MB/s from {route.worker}: is there "
-                    "a faster network than the one in use (interface: ib0)?",
-                    blocking=False,
+                _note(
+                    f"{rate / 1e6:.0f} MB/s from {route.worker}: is there a faster network than "
+                    "the one in use (interface: ib0)?"
                 )
             )
     return found
@@ -205,16 +196,13 @@ def _routes(routes: tuple[Route, ...]) -> list[Finding]:
 
 def _processors(workers: tuple[Process, ...]) -> list[Finding]:
     found = []
-    crowds = Counter(worker.host for worker in workers if worker.host and worker.cpus)
-    for host, count in crowds.items():
+    counts = Counter(worker.host for worker in workers if worker.host and worker.cpus)
+    for host, count in counts.items():
         cpus = max(worker.cpus or 0 for worker in workers if worker.host == host)
         if count > cpus:
+            shared = f"{cpus} CPU{'s' if cpus > 1 else ''}"
             found.append(
-                Finding(
-                    f"{count} workers on {host} share {cpus} CPU{'s' if cpus > 1 else ''}: they "
-                    "slow each other down",
-                    blocking=False,
-                )
+                _note(f"{count} workers on {host} share {shared}: they slow each other down")
             )
     return found
 
