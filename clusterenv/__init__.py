@@ -13,14 +13,16 @@ if TYPE_CHECKING:
     from clusterenv.data.batch import Batch, Rollout
     from clusterenv.data.tensordict import to_tensordict
     from clusterenv.head.collect.collector import Collector
+    from clusterenv.head.fleet.env_spaces import env_spaces
     from clusterenv.head.fleet.restarts import Restarts
     from clusterenv.head.monitor.stats import Stats
     from clusterenv.head.vector.cluster_env import ClusterEnv, make_vec
-    from clusterenv.head.vector.sb3 import SB3VecEnv
+    from clusterenv.head.vector.sb3 import SB3VecEnv as SB3VecEnv
     from clusterenv.simulation.env_faults import EnvFaults
     from clusterenv.store import ReplayStore, RolloutStore, open_dataset, to_minari
     from clusterenv.sync.rules import Divergence, Every, EveryVersion, Never
 
+# Without SB3VecEnv: ``from clusterenv import *`` must not need Stable-Baselines3.
 __all__ = [
     "Batch",
     "ClusterEnv",
@@ -34,10 +36,10 @@ __all__ = [
     "Restarts",
     "Rollout",
     "RolloutStore",
-    "SB3VecEnv",
     "Stats",
     "__version__",
     "connect",
+    "env_spaces",
     "errors",
     "make_vec",
     "open_dataset",
@@ -48,13 +50,14 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-# Where each name is defined. Modules are imported when a name is first used: torch, pyarrow and
-# distributed together take seconds, and ``clusterenv --help`` needs none of them.
+# The module of each name, imported when the name is first used: torch, pyarrow and distributed
+# together take seconds, and ``clusterenv --help`` needs none of them.
 _MODULES = {
     "cluster.connect": ("connect",),
     "data.batch": ("Batch", "Rollout"),
     "data.tensordict": ("to_tensordict",),
     "head.collect.collector": ("Collector",),
+    "head.fleet.env_spaces": ("env_spaces",),
     "head.fleet.restarts": ("Restarts",),
     "head.monitor.stats": ("Stats",),
     "head.vector.cluster_env": ("ClusterEnv", "make_vec"),
@@ -78,4 +81,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_DEFINED_IN})

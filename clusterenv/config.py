@@ -31,7 +31,7 @@ def seconds(key: str, override: float | str | None = None) -> float:
     Raises
     ------
     ConfigError
-        If it is no time, or one that the system cannot wait for.
+        If it is no time, or longer than the system can wait.
     """
     given = get(key) if override is None else override
     name = f"clusterenv.{key}" if override is None else "timeout"
@@ -44,13 +44,13 @@ def nbytes(key: str) -> int:
     Raises
     ------
     ConfigError
-        If it is no size.
+        If it is not a size.
     """
     return int(_parsed(f"clusterenv.{key}", get(key), parse_bytes, 2**62, "no size: '64 KiB'"))
 
 
 def check() -> None:
-    """Raise ``ConfigError`` if a time or size among the settings cannot be read."""
+    """Raise ``ConfigError`` if a setting that is a time or a size is invalid."""
     for name in get("timeout"):
         seconds(f"timeout.{name}")
     seconds("watch")
@@ -61,7 +61,7 @@ def check() -> None:
 def _parsed(name: str, given: Any, parse: Callable[[Any], Any], most: float, fault: str) -> float:
     try:
         found = float(parse(given))
-    except Exception:  # whatever Dask's parsers do not expect
+    except Exception:  # Dask's parsers raise all kinds
         found = -1.0
     if 0 <= found < most:
         return found

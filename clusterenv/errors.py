@@ -1,7 +1,7 @@
-"""Every error that ClusterEnv raises on purpose.
+"""The errors that ClusterEnv raises.
 
-Each also derives from the exception that Gymnasium or Python raises in the
-same situation, so ``except`` clauses written for ``SyncVectorEnv`` still work.
+Each also derives from the exception that Gymnasium or Python raises in the same situation, so that
+``except`` clauses written for ``SyncVectorEnv`` still work.
 """
 
 from __future__ import annotations
@@ -47,26 +47,26 @@ __all__ = [
 
 
 class ClusterEnvError(Exception):
-    """Base of all errors raised by ClusterEnv."""
+    """Base of all errors that ClusterEnv raises."""
 
     def __init__(self, message: str) -> None:
-        Exception.__init__(self, message)  # some of Gymnasium's want more arguments
+        Exception.__init__(self, message)  # some of Gymnasium's errors take more arguments
 
 
 class ConfigError(ClusterEnvError, ValueError):
-    """An argument or setting that cannot work."""
+    """An argument or a setting is invalid."""
 
 
 class ArgumentTypeError(ConfigError, TypeError):
-    """An argument of the wrong type."""
+    """An argument has the wrong type."""
 
 
 class SpaceMismatch(ConfigError, RuntimeError):
-    """Environments have spaces that cannot be batched together."""
+    """The spaces of the environments cannot be batched together."""
 
 
 class Diverged(ConfigError):
-    """A policy or learner has become NaN; what would go on from it is spared."""
+    """A policy or learner has NaN or infinite weights, which are neither published nor saved."""
 
 
 class UnknownEnv(ClusterEnvError, gym_error.UnregisteredEnv):
@@ -74,63 +74,64 @@ class UnknownEnv(ClusterEnvError, gym_error.UnregisteredEnv):
 
 
 class NoWorkers(ClusterEnvError, TimeoutError):
-    """The cluster did not offer enough workers in time."""
+    """Too few workers connected within the timeout."""
 
 
 class WorkerLost(ClusterEnvError, ConnectionError):
-    """A worker that held a shard is gone."""
+    """The worker of a shard was lost."""
 
 
 class SchedulerLost(ClusterEnvError, ConnectionError):
-    """The cluster's scheduler is gone, so nothing can be placed on a worker any more."""
+    """The cluster's scheduler was lost, so no shard can be placed."""
 
 
 class WrongProcess(ClusterEnvError, RuntimeError):
-    """An object was used in a fork of the process that made it."""
+    """An object was used in a fork of the process that created it."""
 
 
 class EnvError(ClusterEnvError, RuntimeError):
-    """An environment or its factory raised on a worker.
+    """An environment, or the function that makes it, raised an exception.
 
-    It also derives from what was raised there, if Python allows it: ``except ValueError`` catches
-    the error of an environment that raised ``ValueError``. ``__cause__`` is the environment's own.
+    The error also derives from the type of that exception, if Python allows it: ``except
+    ValueError`` catches the error of an environment that raised ``ValueError``. ``__cause__`` is
+    the exception itself.
     """
 
 
 class EnvGivenUp(EnvError):
-    """An environment failed more often than it may be rebuilt."""
+    """An environment failed more often than ``EnvFaults`` allows."""
 
 
 class PolicyError(ClusterEnvError, RuntimeError):
-    """A policy raised on a worker, or returned something that cannot be used."""
+    """A policy raised on a worker, or returned an invalid decision."""
 
 
 class ActionError(ClusterEnvError, ValueError):
-    """Actions of the wrong number, shape or dtype."""
+    """Actions have the wrong number, shape or dtype."""
 
 
 class ActionTypeError(ActionError, TypeError):
-    """Actions that are no batch, or of the wrong dtype."""
+    """Actions are not a batch, or have the wrong dtype."""
 
 
 class StaleBatch(ClusterEnvError, ValueError):
-    """A batch was acted by a policy version older than the store accepts."""
+    """A batch is from an older policy version than the store accepts."""
 
 
 class EmptyStore(ClusterEnvError, LookupError):
-    """Rows were asked of a store that holds none."""
+    """A store without rows was sampled."""
 
 
 class SchemaMismatch(ClusterEnvError, TypeError):
-    """A batch has other columns than the store."""
+    """The columns of a batch differ from those of the store."""
 
 
 class RatioError(ClusterEnvError, RuntimeError):
-    """The store's ratio of samples to rows forbids this now."""
+    """The store's ratio of samples to rows does not allow this call now."""
 
 
 class StoreTooLarge(ClusterEnvError, MemoryError):
-    """A store would need more memory, or more of a disk, than there is."""
+    """A store needs more memory or disk space than is available."""
 
 
 class StoreInUse(ClusterEnvError, BlockingIOError):
@@ -138,15 +139,15 @@ class StoreInUse(ClusterEnvError, BlockingIOError):
 
 
 class StoreDamaged(ClusterEnvError, OSError):
-    """A file of a store is missing, truncated or altered."""
+    """A file of a store is missing, truncated or modified."""
 
 
 class StoreNotWritten(ClusterEnvError, OSError):
-    """A store could not be written; what was there before still is."""
+    """A store could not be written; what was saved before is unchanged."""
 
 
 class StoreUnreadable(ClusterEnvError, OSError):
-    """A directory holds no store, or one of another version's format."""
+    """A directory holds no store, or one in an unknown format."""
 
 
 class ResetNeeded(ClusterEnvError, gym_error.ResetNeeded):
@@ -154,7 +155,7 @@ class ResetNeeded(ClusterEnvError, gym_error.ResetNeeded):
 
 
 class NothingSent(ClusterEnvError, gym_error.NoAsyncCallError):
-    """Results were asked for, by ``recv`` or ``…_wait``, and nothing had been sent for them."""
+    """``recv`` or ``…_wait`` was called, but nothing had been sent."""
 
     def __init__(self, message: str, name: str = "recv") -> None:
         super().__init__(message)
@@ -162,7 +163,7 @@ class NothingSent(ClusterEnvError, gym_error.NoAsyncCallError):
 
 
 class ResultsPending(ClusterEnvError, gym_error.AlreadyPendingCallError):
-    """A call was made while another one is under way, or has results to be received."""
+    """A call was made while another one is pending, or has results to receive."""
 
     def __init__(self, message: str, name: str = "send") -> None:
         super().__init__(message)
@@ -170,7 +171,7 @@ class ResultsPending(ClusterEnvError, gym_error.AlreadyPendingCallError):
 
 
 class WaitTimeout(ClusterEnvError, multiprocessing.TimeoutError, TimeoutError):
-    """``reset_wait``, ``step_wait`` or ``call_wait`` had not all results in time."""
+    """``reset_wait``, ``step_wait`` or ``call_wait`` timed out."""
 
 
 class ClosedError(ClusterEnvError, gym_error.ClosedEnvironmentError):
@@ -178,14 +179,14 @@ class ClosedError(ClusterEnvError, gym_error.ClosedEnvironmentError):
 
 
 class ConnectionClosed(ClusterEnvError, ConnectionError):
-    """The other end of a connection is gone."""
+    """The other end closed a connection."""
 
 
 _SHOWN = 200  # characters of a value in a message
 
 
 def shown(value: Any) -> str:
-    """Return a value as an error shows it, not too long.
+    """Return the ``repr`` of a value, shortened for an error message.
 
     Examples
     --------
@@ -194,6 +195,6 @@ def shown(value: Any) -> str:
     """
     try:
         text = repr(value)
-    except Exception:  # an integer of too many digits, or an object of the user's
+    except Exception:  # an integer with too many digits, or an object of the user
         text = f"a {type(value).__name__}"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=8)
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--num-envs", type=int, default=16)
-    parser.add_argument("--cluster", default="local", help="whatever clusterenv.connect takes")
+    parser.add_argument("--cluster", default="local", help="anything that clusterenv.connect takes")
     args = parser.parse_args()
     torch.manual_seed(1)
 

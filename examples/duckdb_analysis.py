@@ -1,8 +1,8 @@
-"""Rows on disk, asked with SQL.
+"""Query rows on disk with SQL.
 
 Collects from CartPole with three versions of a policy, the first of them random, into the journal
-of a replay store. Then DuckDB reads the directory: what each version was worth, what each shard
-did, how the episodes ended. No row is copied first; any Arrow reader would do.
+of a replay store. Then DuckDB reads the directory: the return of each version, the rows of each
+shard, how the episodes ended. No row is copied first, and any other Arrow reader works too.
 
     pip install duckdb
     python examples/duckdb_analysis.py
@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--directory", help="where the rows are kept; they are removed without")
     parser.add_argument("--num-envs", type=int, default=8)
     parser.add_argument("--rollouts", type=int, default=8, help="of each version")
-    parser.add_argument("--cluster", default="local", help="whatever clusterenv.connect takes")
+    parser.add_argument("--cluster", default="local", help="anything that clusterenv.connect takes")
     args = parser.parse_args()
 
     with tempfile.TemporaryDirectory() as temporary:

@@ -1,9 +1,9 @@
 """An environment and a wrapper of your own, sent to the workers.
 
-Pass the class, or any function that makes one environment; ``wrappers`` are put around each
-environment where it lives. What is defined in the script you run, as here, travels to the
-workers by itself. What is in a module of yours must be importable there: install it, or see
-"No module named …" in docs/hpc.md.
+Pass the class, or any function that makes one environment; ``wrappers`` are applied to each
+environment on its worker. Code that is defined in the script you run, as here, is sent to the
+workers. A module of yours must be importable there: install it, or see "No module named …" in
+docs/hpc.md.
 
     python examples/own_environment.py --length 12
 """
@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=8)
     parser.add_argument("--num-envs", type=int, default=16)
     parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--cluster", default="local", help="whatever clusterenv.connect takes")
+    parser.add_argument("--cluster", default="local", help="anything that clusterenv.connect takes")
     args = parser.parse_args()
 
     envs = clusterenv.make_vec(
@@ -102,7 +102,7 @@ def main() -> None:
         args.num_envs,
         cluster=args.cluster,
         wrappers=[Scaled, functools.partial(gym.wrappers.TimeLimit, max_episode_steps=50)],
-        length=args.length,  # whatever make_vec does not know goes to the environment
+        length=args.length,  # further arguments are passed to the environment
     )
     with envs:
         print(f"{args.num_envs} environments in {len(set(envs.call('process')))} processes")

@@ -1,4 +1,4 @@
-"""Collect from CartPole and LunarLander on an embedded cluster and print what came.
+"""Collect from CartPole and LunarLander on a local cluster and print the rates.
 
 Run it with ``make quickstart``, or ``python examples/quickstart.py --cluster tcp://host:8786``.
 """
@@ -36,7 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--cluster", default="local", help="whatever clusterenv.connect takes")
+    parser.add_argument("--cluster", default="local", help="anything that clusterenv.connect takes")
     parser.add_argument("--num-envs", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=5.0, help="per environment")
     args = parser.parse_args()

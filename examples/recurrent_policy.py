@@ -1,8 +1,8 @@
 """A policy with a memory: a GRU that must recall what it saw at the start of the episode.
 
-``initial_state`` makes a policy recurrent. Its state stays on the worker, begins anew with every
-episode, and each batch brings the state at its first row. From there a learner computes the same
-log-probabilities again, though the episode began in an earlier batch.
+``initial_state`` makes a policy recurrent. Its state stays on the worker and is reset with every
+episode, and each batch has the state at its first row. From it a learner recomputes the same
+log-probabilities, even if the episode began in an earlier batch.
 
     python examples/recurrent_policy.py --updates 150
 """
@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=150)
     parser.add_argument("--num-envs", type=int, default=32)
     parser.add_argument("--delay", type=int, default=4, help="steps between cue and question")
-    parser.add_argument("--cluster", default="local", help="whatever clusterenv.connect takes")
+    parser.add_argument("--cluster", default="local", help="anything that clusterenv.connect takes")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(1)

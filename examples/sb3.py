@@ -1,7 +1,7 @@
 """Stable-Baselines3 learns on environments that live on a cluster.
 
-The algorithm is used as it is: ``SB3VecEnv`` gives it a ``ClusterEnv`` as the kind of vector
-environment that it knows.
+The algorithm is unchanged: ``SB3VecEnv`` wraps a ``ClusterEnv`` in the vector environment interface
+of Stable-Baselines3.
 
     pip install stable-baselines3
     python examples/sb3.py --env CartPole-v1 --total-steps 50000
@@ -17,7 +17,6 @@ import torch
 from stable_baselines3 import PPO
 
 import clusterenv
-from clusterenv.head.vector.sb3 import SB3VecEnv
 
 
 def main() -> None:
@@ -28,11 +27,11 @@ def main() -> None:
     parser.add_argument("--env", default="CartPole-v1")
     parser.add_argument("--num-envs", type=int, default=8)
     parser.add_argument("--total-steps", type=int, default=50_000)
-    parser.add_argument("--cluster", default="local", help="whatever clusterenv.connect takes")
+    parser.add_argument("--cluster", default="local", help="anything that clusterenv.connect takes")
     args = parser.parse_args()
     torch.set_num_threads(1)
 
-    envs = SB3VecEnv(
+    envs = clusterenv.SB3VecEnv(
         clusterenv.make_vec(
             args.env,
             args.num_envs,

@@ -1,8 +1,8 @@
 """A run whose workers are jobs of Slurm.
 
-``cluster.yaml``, beside this file, says what a job is; copy it and put in what your site wants.
-The script prints the job script, waits in the queue, collects and ends the jobs. The same script
-runs on any other cluster, and on this machine.
+``cluster.yaml``, beside this file, describes a job; copy it and adapt it to your site. The script
+prints the job script, waits in the queue, collects, and ends the jobs. It also runs on any other
+cluster, and on this machine.
 
     python examples/slurm.py --dry-run          # shows the job script, submits nothing
     python examples/slurm.py --shards 16        # four jobs of four workers

@@ -1,7 +1,7 @@
 """A TorchRL learner reads from a replay store while the workers collect.
 
-The store's samples become TensorDicts, which TorchRL's losses take as they are. Collection, the
-way of the weights and the priorities stay ClusterEnv's; loss and target are TorchRL's.
+The store's samples become TensorDicts, which TorchRL's losses accept unchanged. ClusterEnv
+collects, distributes weights and keeps priorities; TorchRL computes loss and target.
 
     pip install torchrl
     python examples/torchrl_replay.py --updates 6000
@@ -18,7 +18,6 @@ from torchrl.modules import QValueActor
 from torchrl.objectives import DQNLoss, SoftUpdate
 
 import clusterenv
-from clusterenv.data.tensordict import to_tensordict
 from clusterenv.store import Prioritized, Ratio, ReplayStore
 
 GAMMA = 0.99
@@ -33,7 +32,7 @@ def main() -> None:
     parser.add_argument("--num-envs", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--cluster", default="local", help="whatever clusterenv.connect takes")
+    parser.add_argument("--cluster", default="local", help="anything that clusterenv.connect takes")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(args.seed)
@@ -68,7 +67,7 @@ def main() -> None:
         samples = store.feed(collector, args.batch_size, tensors=True)
         for update in range(1, args.updates + 1):
             sample = next(samples)
-            batch = to_tensordict(sample)
+            batch = clusterenv.to_tensordict(sample)
             value = loss(batch)["loss"]
             optimizer.zero_grad()
             value.backward()

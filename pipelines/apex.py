@@ -19,9 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from clusterenv.data.fragment import Fragment
-from clusterenv.data.spaces import Column
-from clusterenv.policies import Context, Decision, EpsilonGreedy
+from clusterenv.policies import Context, Decision, EpsilonGreedy, Fragment
 from pipelines import cli, dqn, options, ranges
 from pipelines.dqn import Arrangement, Result
 from pipelines.learner_args import LearnerArgs
@@ -98,7 +96,7 @@ class Explorers(EpsilonGreedy):
         taken = values.gather(-1, decision.action.unsqueeze(-1)).squeeze(-1)
         return decision._replace(extras={**decision.extras, "q_taken": taken})
 
-    def annotate(self, fragment: Fragment) -> Mapping[str, Column]:
+    def annotate(self, fragment: Fragment) -> Mapping[str, npt.NDArray[Any]]:
         best = fragment.columns["q"]
         following = np.empty_like(best)
         following[: -fragment.num_envs] = best[fragment.num_envs :]

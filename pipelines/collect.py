@@ -34,7 +34,6 @@ from pipelines.metrics import Metrics, collected
 from pipelines.q_networks import QNetwork, stack_of
 from pipelines.run import Interrupt
 from pipelines.sessions import arguments, check_arguments
-from pipelines.spaces import spaces_of
 
 __all__ = ["Args", "Result", "collect", "cut", "load_policy"]
 
@@ -94,7 +93,7 @@ def collect(args: Args) -> Result:
     check_kind(args.out, "collect")
     if note := note_of(args.out):
         check_arguments(args.out, note["dataset"], args, FREE)
-    observations, actions = spaces_of(args.env, args.engine)
+    observations, actions = clusterenv.env_spaces(args.env, engine=args.engine)
     policy = load_policy(args.policy, observations, actions, args.epsilon)
     frames = stack_of(observations)
     journal = Journal(args.out, stack=None if frames is None else Stack(frames))

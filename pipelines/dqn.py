@@ -33,7 +33,6 @@ from pipelines.q_networks import QNetwork, stack_of
 from pipelines.run import Interrupt
 from pipelines.run_args import survival, sync_rule
 from pipelines.sessions import Session
-from pipelines.spaces import spaces_of
 
 __all__ = ["Args", "Arrangement", "Learner", "Result", "preset", "targets", "train"]
 
@@ -261,7 +260,7 @@ class Training:
         self.run = self.session.run
         self.title = f"{arrangement.title} on {args.env}"
         self.display = Display(self.title, args.total_steps, args.quiet)
-        observations, actions = spaces_of(args.env, args.engine)
+        observations, actions = clusterenv.env_spaces(args.env, engine=args.engine)
         q = QNetwork(observations, actions, args.hidden, args.duelling)
         self.learner = Learner(q, args)
         self.policy = arrangement.policy(q, args)

@@ -32,7 +32,6 @@ from pipelines.run import Interrupt, Run
 from pipelines.run_args import RunArgs, survival, sync_rule
 from pipelines.running import RewardScaler
 from pipelines.sessions import arguments, check_arguments
-from pipelines.spaces import spaces_of
 
 __all__ = ["Args", "PPOAgent", "Result", "preset", "train"]
 
@@ -202,7 +201,7 @@ def train(args: Args) -> Result:
     if saved:
         check_arguments(out, saved["args"], args, FREE)
     title = f"PPO on {args.env}"
-    spaces = spaces_of(args.env, args.engine)
+    spaces = clusterenv.env_spaces(args.env, engine=args.engine)
     agent = PPOAgent(*spaces, args.hidden, args.normalize_obs)
     optimizer = torch.optim.Adam(agent.parameters(), args.lr, eps=1e-5, fused=True)
     scales = agent.log_std is not None if args.scale_rewards is None else args.scale_rewards

@@ -206,3 +206,10 @@ class Annotating(Categorical):
             return {"priority": ["high"] * len(delta)}
         names = {"clash": "reward", "later": "next_obs", "source": "run"}
         return {names.get(self.fault, "priority"): delta.abs()}
+
+
+class Still(Policy):
+    """Takes the first action always."""
+
+    def act(self, obs: Any, context: Context) -> Decision:
+        return Decision(torch.zeros(len(obs), dtype=torch.long), {})

@@ -94,6 +94,12 @@ def shard_footprint(client: Client) -> dict[str, list[str]]:
     return client.run(look)  # type: ignore[no-any-return]
 
 
+def memory(client: Client) -> list[int]:
+    """Return the resident bytes of this process and of every worker."""
+    workers = client.run(lambda: psutil.Process().memory_info().rss)
+    return [psutil.Process().memory_info().rss, *workers.values()]
+
+
 @pytest.fixture
 def leaves_nothing(client: Client) -> Iterator[None]:
     """Fail a test after which a shard's thread or actor remains on the shared workers."""

@@ -1,14 +1,17 @@
-"""Stores of every kind, driven alike."""
+"""Stores of every kind, driven alike, and what they are compared with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from batches import Content, Fleet, Frames, FramesAndSpeed, TwoLeaves, Vector, same
+from batches import Content, Fleet, Frames, FramesAndSpeed, Row, TwoLeaves, Vector, same
 
 from clusterenv.store import (
     NStep,
@@ -103,3 +106,33 @@ def go_on_alike(kind: Kind, left: ReplayStore, right: ReplayStore, fleet: Fleet)
         if kind.prioritized:
             for store in (left, right):
                 store.update_priorities(first["indices"], np.cos(first["indices"]) ** 2)
+
+
+def n_step(rows: list[Row], at: int, n: int, gamma: float) -> tuple[float, Row, int]:
+    """Return the return, the last row and the steps, by looking each row up."""
+    there = {row.key: row for row in rows}
+    row, total, steps = rows[at], rows[at].reward, 1
+    while steps < n and not (row.terminated or row.truncated) and row.after in there:
+        row = there[row.after]
+        total += gamma**steps * row.reward
+        steps += 1
+    return total, row, steps
+
+
+@contextmanager
+def no_file_larger_than(nbytes: int) -> Iterator[None]:
+    """Let the system refuse to write more into a file, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))  # Python ignores SIGXFSZ
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {
+        path.name: path.read_bytes()
+        for path in directory.iterdir()
+        if path.is_file() and path.name != "lock"
+    }

@@ -332,3 +332,18 @@ class Labelled(gym.Env[Any, Any]):
 
     def _observe(self) -> Any:
         return np.array([self.first_seed, self.episode, self.taken], np.float32)
+
+
+class Wide(gym.Env[Any, Any]):
+    """Observations of a quarter of a megabyte, made at once."""
+
+    observation_space = spaces.Box(0, 255, (1 << 18,), np.uint8)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.obs = np.zeros(1 << 18, np.uint8)
+        return self.obs, {}
+
+    def step(self, action: Any) -> Any:
+        return self.obs, 0.0, False, False, {}

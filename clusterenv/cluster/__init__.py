@@ -1,1 +1,1 @@
-"""Clusters: connecting to them, starting them, and keeping their workers."""
+"""Connects to Dask clusters, starts them, and replaces their lost workers."""

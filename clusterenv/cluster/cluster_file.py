@@ -1,4 +1,4 @@
-"""Reads files that describe a cluster to be started: ``cluster="cluster.yaml"``."""
+"""Reads cluster files, which describe a cluster to start: ``cluster="cluster.yaml"``."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _SHORT = {
     "prologue": "job_script_prologue",
 }
 _LISTS = ("job_directives_skip", "job_extra_directives", "job_script_prologue", "worker_extra_args")
-_EVERY = ("cluster", "n_workers", "security")
-# Names that dask-jobqueue has given up, and what it passes to itself.
-_NOT_OURS = {
+_COMMON = ("cluster", "n_workers", "security")
+# Names that dask-jobqueue has deprecated, and those that it passes to itself.
+_EXCLUDED = {
     *("asynchronous", "env_extra", "extra", "header_skip", "host", "job_cls", "job_extra"),
     *("job_kwargs", "loop", "project", "scheduler", "scheduler_cls", "self"),
     *("base_class_kwargs", "dashboard_address", "kwargs"),
 }
-_LOCAL = ("local_directory", "memory_limit")  # LocalCluster hands these on to its workers
+_LOCAL = ("local_directory", "memory_limit")  # LocalCluster passes these on to its workers
 
 
 @dataclass(frozen=True)
 class ClusterFile:
-    """What a file says."""
+    """The content of a cluster file."""
 
     cluster: str
     """``"local"``, or the name of a batch system."""
@@ -45,12 +45,12 @@ class ClusterFile:
 
     @property
     def starts_empty(self) -> bool:
-        """Whether the cluster has no workers until somebody asks for some."""
+        """Whether the cluster starts without workers."""
         return self.cluster != "local" and not self.options.get("n_workers")
 
 
 def is_cluster_file(cluster: Any) -> bool:
-    """Whether an argument names such a file; scheduler files are JSON.
+    """Whether an argument is the path of a cluster file; scheduler files are JSON.
 
     Examples
     --------
@@ -61,12 +61,12 @@ def is_cluster_file(cluster: Any) -> bool:
 
 
 def read_cluster_file(path: str | os.PathLike[str]) -> ClusterFile:
-    """Read a file, and check that everything in it means something.
+    """Read a cluster file, and check its options.
 
     Raises
     ------
     ConfigError
-        If the file cannot be read, or says what nobody understands.
+        If the file cannot be read, or has an option that does not exist.
     """
     try:
         content = yaml.safe_load(Path(path).read_text())
@@ -95,18 +95,18 @@ def accepted_options(cluster: str) -> set[str]:
         classes = [*cls.__mro__[:2], *cls.job_cls.__mro__[:2]]
     names = {name for each in classes for name in inspect.signature(each.__init__).parameters}
     more = {*_LOCAL, "dashboard_address", "host"} if cluster == "local" else set(_SHORT)
-    return (names - _NOT_OURS) | more | set(_EVERY)
+    return (names - _EXCLUDED) | more | set(_COMMON)
 
 
 def parse(content: Mapping[str, Any], accepted: Collection[str]) -> ClusterFile:
-    """Return what a file's content asks for, under the names that dask-jobqueue has for it.
+    """Return the content of a file with the option names of dask-jobqueue.
 
     Parameters
     ----------
     content
-        Of the file; hyphens in names count as underscores.
+        Content of the file; hyphens in names count as underscores.
     accepted
-        The names that it may have.
+        Names that it may have.
 
     Examples
     --------

@@ -1,20 +1,12 @@
-"""Turns whatever names a cluster into a connected Dask client."""
+"""Connects to a Dask cluster, however it is named, and waits for its workers."""
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import json
 import logging
-import multiprocessing
 import os
-import signal
-import sys
-import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
-from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -24,9 +16,9 @@ from distributed.security import Security
 
 from clusterenv import config
 from clusterenv.cluster.cluster_file import ClusterFile, is_cluster_file, read_cluster_file
-from clusterenv.cluster.jobqueue import JOBQUEUES, start_jobqueue
-from clusterenv.cluster.local import start_local
+from clusterenv.cluster.jobqueue import JOBQUEUES
 from clusterenv.cluster.security import choose_security
+from clusterenv.cluster.start import start
 from clusterenv.errors import ConfigError, NoWorkers
 
 __all__ = ["ClusterLike", "connect", "starts_cluster", "starts_empty", "wait_for_workers"]
@@ -34,33 +26,11 @@ __all__ = ["ClusterLike", "connect", "starts_cluster", "starts_empty", "wait_for
 logger = logging.getLogger("clusterenv")
 
 ClusterLike: TypeAlias = Any  # str | PathLike | Client | Cluster | None; distributed is untyped
-"""Everything that :func:`connect` takes."""
+"""Anything that :func:`connect` takes."""
 
-_NOBODY = (
-    "is the scheduler running, is this the address that its log names, and does it speak TLS "
-    "(tls://…) or not (tcp://…)?"
-)
-_TURN_SECONDS = 2.0
-_SAY_SECONDS = 60.0
-_WRITTEN_SECONDS = 0.5
-
-_GUARD = (
-    "a local cluster's processes import the script that starts them, so whatever starts one "
-    "belongs under a guard:\n\n    if __name__ == '__main__':\n        main()\n"
-)
-
-
-class _OwningClient(Client):  # type: ignore[misc]  # distributed is untyped
-    """A client that closes, with itself, the cluster that was started for it."""
-
-    def __init__(self, cluster: Cluster, **options: Any) -> None:
-        self.afterwards = contextlib.ExitStack()
-        super().__init__(cluster, **options)
-
-    def close(self, *args: Any, **kwargs: Any) -> Any:
-        result = super().close(*args, **kwargs)
-        self.afterwards.close()
-        return result
+_POLL_SECONDS = 2.0
+_LOG_SECONDS = 60.0
+_WRITE_SECONDS = 0.5  # for a scheduler to finish writing its file
 
 
 def connect(
@@ -70,7 +40,7 @@ def connect(
     set_as_default: bool = True,
     **options: Any,
 ) -> Client:
-    """Connect to a Dask cluster, and start one if asked to.
+    """Connect to a Dask cluster, or start one.
 
     Parameters
     ----------
@@ -80,31 +50,31 @@ def connect(
         - ``"tcp://…"`` or ``"tls://…"``: the address of a running scheduler.
         - The path of a scheduler file.
         - A ``distributed.Client``: returned as it is if it talks to workers directly,
-          otherwise a second client of the same scheduler is returned.
+          otherwise a second client of the same scheduler is made.
         - Any Dask cluster object (``SLURMCluster``, ``KubeCluster``, …): it stays open
           when the returned client is closed.
         - The name of a dask-jobqueue class (``"slurm"``, ``"pbs"``, …), configured
           through Dask's own configuration. ``close()`` of the client ends its jobs.
-        - The path of a cluster file (``"cluster.yaml"``), which says what is to be started.
+        - The path of a cluster file (``"cluster.yaml"``), which describes a cluster to start.
     security
-        A cluster that is started speaks TLS, with certificates of its own that end with it.
-        ``False`` turns this off, and so does the setting ``clusterenv.security``. A
-        ``distributed.security.Security`` holds certificates of yours; one is needed to
-        connect to a running cluster that speaks TLS, unless Dask's configuration names them.
+        A cluster that is started uses TLS, with temporary certificates of its own. ``False``
+        turns this off, and so does the setting ``clusterenv.security``. Pass your own certificates
+        as a ``distributed.security.Security``. A running cluster that uses TLS needs one, unless
+        Dask's configuration names the certificates.
     set_as_default
-        Whether Dask's own collections shall compute on this client too.
+        Whether Dask's own collections use this client too.
     **options
-        Passed to the cluster that is started, or else to ``distributed.Client``.
+        Passed to the cluster that is started, otherwise to ``distributed.Client``.
 
     Returns
     -------
     distributed.Client
-        With ``direct_to_workers=True``: an actor's results do not pass the scheduler.
+        With ``direct_to_workers=True``: the results of actors bypass the scheduler.
 
     Raises
     ------
     ConfigError
-        If ``cluster`` names nothing that can be connected to.
+        If there is no such cluster, or it cannot be reached or started.
 
     Examples
     --------
@@ -114,29 +84,27 @@ def connect(
     >>> client.close()
     """
     if starts_cluster(cluster):
-        wanted = _what_to_start(cluster)
+        wanted = _to_start(cluster)
         options = {**wanted.options, **options}
-        listed = options.pop("security", None)
-        chosen = choose_security(listed if security is None else security)
-        return _start(wanted.cluster, chosen, options, set_as_default)
-    if isinstance(cluster, Client):
-        if security is not None:
-            options["security"] = security
-        return _direct(cluster, options, set_as_default)
-    if isinstance(security, bool):
+        in_file = options.pop("security", None)
+        chosen = choose_security(in_file if security is None else security)
+        return start(wanted.cluster, chosen, options, set_as_default)
+    if isinstance(security, bool) and not isinstance(cluster, Client):
         raise ConfigError(
             f"security={security} is for clusters that are started here; a running one has its "
             "certificates already: connect(address, security=Security(tls_ca_file='ca.pem', …))"
         )
     if security is not None:
         options["security"] = security
+    if isinstance(cluster, Client):
+        return _direct(cluster, options, set_as_default)
     if isinstance(cluster, Cluster) or (isinstance(cluster, str) and "://" in cluster):
         return _client(cluster, set_as_default=set_as_default, **options)
     if isinstance(cluster, (str, os.PathLike)):
         path = Path(cluster)
         try:
             exists = path.is_file()
-        except OSError:  # too long a name
+        except OSError:  # the name is too long
             exists = False
         if exists:
             _check_scheduler_file(path)
@@ -162,12 +130,15 @@ def _client(address: str | Cluster | None = None, **options: Any) -> Client:
         return Client(address, **{**options, "direct_to_workers": True})
     except OSError as error:
         named = address or options.get("scheduler_file")
-        raise ConfigError(f"no scheduler answers at {named} ({error}): {_NOBODY}") from error
+        raise ConfigError(
+            f"no scheduler answers at {named} ({error}): is the scheduler running, is this the "
+            "address in its log, and does it speak TLS (tls://…) or not (tcp://…)?"
+        ) from error
 
 
 def _check_scheduler_file(path: Path) -> None:
-    """Raise unless a file names a scheduler; wait a moment for one that is being written."""
-    deadline = time.monotonic() + _WRITTEN_SECONDS
+    """Raise unless a file names a scheduler; wait a moment in case it is being written."""
+    deadline = time.monotonic() + _WRITE_SECONDS
     while True:
         try:
             if isinstance(json.loads(path.read_text())["address"], str):
@@ -202,94 +173,6 @@ def _direct(client: Client, options: dict[str, Any], set_as_default: bool) -> Cl
     )
 
 
-def _start(
-    name: str, security: Security | None, options: dict[str, Any], set_as_default: bool
-) -> Client:
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise ConfigError(_GUARD)
-    if name == "local" and getattr(sys.modules["__main__"], "__file__", None) == "<stdin>":
-        raise ConfigError(
-            "the processes of a local cluster import the script that starts it, and this one comes "
-            "from standard input: save it as a file, and run that"
-        )
-    return _await_start(lambda: _start_client(name, security, options, set_as_default))
-
-
-def _await_start(start: Callable[[], Client]) -> Client:
-    """Start a cluster in another thread, and close it if the wait for it is interrupted.
-
-    Dask cannot close a cluster whose start was interrupted, and Python raises
-    ``KeyboardInterrupt`` in the main thread only. A terminal sends Ctrl-C to the whole process
-    group, so the thread blocks the signal: the processes that it starts inherit this.
-    """
-    client: Future[Client] = Future()
-
-    def run() -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            client.set_result(start())
-        except BaseException as error:
-            client.set_exception(error)
-
-    resource_tracker.ensure_running()  # whichever thread starts it has SIGINT unblocked by it
-    threading.Thread(target=run, name="clusterenv-start", daemon=True).start()
-    try:
-        return client.result()
-    except BaseException as error:
-        if not (client.done() and client.exception() is error):  # the wait was interrupted
-            with contextlib.suppress(Exception):
-                client.result(config.seconds("timeout.workers")).close()
-        raise
-
-
-def _start_client(
-    name: str, security: Security | None, options: dict[str, Any], set_as_default: bool
-) -> Client:
-    with contextlib.ExitStack() as undo:
-        try:
-            if name == "local":
-                cluster = start_local(security, options)
-            else:
-                cluster = start_jobqueue(name, security, options, undo)
-        except RuntimeError as error:
-            if "failed to start" in str(error):
-                said = str(error).rstrip(".")
-                raise ConfigError(f"{said}. If this is a script: {_GUARD}") from error
-            raise
-        undo.callback(_stop, cluster)
-        _ignore_unknown_workers(cluster)
-        client = _OwningClient(
-            cluster,
-            direct_to_workers=True,
-            timeout=config.seconds("timeout.connect"),
-            set_as_default=set_as_default,
-        )
-        client.afterwards = undo.pop_all()
-    return client
-
-
-def _ignore_unknown_workers(cluster: Cluster) -> None:
-    """Let a cluster object outlive the news that a worker left of which it never heard.
-
-    Dask's own would stop listening to its scheduler, and raise ``KeyError`` when it is closed.
-    """
-    update = cluster._update_worker_status
-
-    def update_known(op: str, worker: Any) -> None:
-        if op != "remove" or worker in cluster.scheduler_info["workers"]:
-            update(op, worker)
-
-    cluster._update_worker_status = update_known
-
-
-def _stop(cluster: Cluster) -> None:
-    timeout = config.seconds("timeout.close")
-    try:
-        cluster.close(timeout)
-    except TimeoutError:
-        logger.warning("%s did not close within %g s", cluster, timeout)
-
-
 def starts_cluster(cluster: ClusterLike) -> bool:
     """Whether :func:`connect` would start a cluster for this argument."""
     return (
@@ -300,11 +183,11 @@ def starts_cluster(cluster: ClusterLike) -> bool:
 
 
 def starts_empty(cluster: ClusterLike) -> bool:
-    """Whether the cluster that is started has no workers until some are asked for."""
-    return starts_cluster(cluster) and _what_to_start(cluster).starts_empty
+    """Whether :func:`connect` would start a cluster without workers."""
+    return starts_cluster(cluster) and _to_start(cluster).starts_empty
 
 
-def _what_to_start(cluster: ClusterLike) -> ClusterFile:
+def _to_start(cluster: ClusterLike) -> ClusterFile:
     if is_cluster_file(cluster):
         return read_cluster_file(cluster)
     return ClusterFile("local" if cluster is None else cluster.lower(), {})
@@ -321,40 +204,40 @@ def _unknown(name: str) -> str:
 
 
 def wait_for_workers(client: Client, n: int, timeout: float) -> list[str]:
-    """Wait until ``n`` workers are there and return the addresses of all.
+    """Wait until ``n`` workers are connected, and return the addresses of all workers.
 
-    Workers that are jobs may be queued for long: they are waited for as long as the setting
-    ``clusterenv.timeout.queue`` says, and the log tells so every minute.
+    Jobs of a batch system may be queued for long. The wait for them ends after the setting
+    ``clusterenv.timeout.queue``, and is logged every minute.
 
     Raises
     ------
     NoWorkers
-        If fewer came within ``timeout`` seconds.
+        If fewer workers connected within ``timeout`` seconds.
     """
     jobs = hasattr(client.cluster, "job_script")
     setting = "queue" if jobs else "workers"
     if jobs:
         timeout = max(timeout, config.seconds("timeout.queue"))
     deadline = time.monotonic() + timeout
-    said = time.monotonic()
-    # In short turns: a client that is closed meanwhile ends the wait.
+    logged = time.monotonic()
+    # Poll, so that closing the client ends the wait.
     while (left := deadline - time.monotonic()) > 0 and client.status == "running":
         try:
-            client.wait_for_workers(n, timeout=min(left, _TURN_SECONDS))
+            client.wait_for_workers(n, timeout=min(left, _POLL_SECONDS))
         except TimeoutError:
-            if jobs and time.monotonic() - said > _SAY_SECONDS:
-                said = time.monotonic()
+            if jobs and time.monotonic() - logged > _LOG_SECONDS:
+                logged = time.monotonic()
                 logger.warning(
-                    "waiting for jobs: %d of %d workers are there", len(client.nthreads()), n
+                    "waiting for jobs: %d of %d workers are connected", len(client.nthreads()), n
                 )
         else:
-            # scheduler_info() may show none under load; nthreads() asks the scheduler.
+            # Under load scheduler_info() may be outdated; nthreads() asks the scheduler.
             return sorted(client.nthreads())
     if client.status != "running":
-        raise NoWorkers(f"the client was {client.status} while {n} workers were waited for")
+        raise NoWorkers(f"the client was {client.status} while waiting for {n} workers")
     found = len(client.nthreads())
-    see = ". If the jobs are not queued, see why: python -m clusterenv.doctor --cluster slurm"
-    hint = f"{see} (or whichever it is)" if jobs else ""
+    see = ". If no jobs are queued, clusterenv doctor --cluster slurm (or another) shows why"
+    hint = see if jobs else ""
     raise NoWorkers(
         f"waited {timeout:g} s for {n} worker{'s' if n > 1 else ''} at "
         f"{client.scheduler.address}, {found} came. Start more workers, ask for fewer shards "

@@ -1,4 +1,4 @@
-"""Clusters whose workers are jobs of a batch system, started through dask-jobqueue."""
+"""Starts clusters whose workers are jobs of a batch system, through dask-jobqueue."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from distributed.core import Status
 from distributed.deploy import SpecCluster
 from distributed.security import Security
 
-from clusterenv.cluster.replacement import ReplaceLostJobs
-from clusterenv.cluster.security import LOOPBACK, NO_PAGES, in_files
+from clusterenv.cluster.plugins import ReplaceLostJobs
+from clusterenv.cluster.security import LOOPBACK, NO_HTTP_ROUTES, in_files
 from clusterenv.errors import ConfigError
 
 __all__ = ["JOBQUEUES", "job_options", "jobqueue_class", "start_jobqueue"]
@@ -38,22 +38,22 @@ def start_jobqueue(
     name: str,
     security: Security | None,
     options: Mapping[str, Any],
-    afterwards: contextlib.ExitStack,
+    on_close: contextlib.ExitStack,
 ) -> SpecCluster:
-    """Start a cluster that has no jobs yet, unless ``n_workers`` asks for some.
+    """Start a cluster without jobs, or with as many as ``n_workers`` needs.
 
     Jobs that end are replaced until the cluster is closed or scaled down.
 
     Parameters
     ----------
     name
-        Of the batch system, one of :data:`JOBQUEUES`.
+        Name of the batch system, one of :data:`JOBQUEUES`.
     security
-        The cluster's certificates, or ``None`` for no TLS.
+        Certificates of the cluster, or ``None`` for no TLS.
     options
         Passed to dask-jobqueue's class.
-    afterwards
-        Gets what is to be done when the cluster is closed: its certificates are removed.
+    on_close
+        To be closed after the cluster: removes the files of its certificates.
     """
     cls = jobqueue_class(name)
     section = options.get("config_name") or name
@@ -61,11 +61,11 @@ def start_jobqueue(
     complete = job_options(options, settings)
     if security is not None:
         shared = complete.get("shared_temp_directory") or settings.get("shared-temp-directory")
-        directory = afterwards.enter_context(_private_directory(shared))
+        directory = on_close.enter_context(_private_directory(shared))
         complete["security"] = in_files(security, Path(directory))
     dashboard = complete["scheduler_options"].get("dashboard", True)
     workers = complete.pop("n_workers", None)
-    with dask.config.set({} if dashboard else NO_PAGES):
+    with dask.config.set({} if dashboard else NO_HTTP_ROUTES):
         cluster = cls(**complete)
     cluster.scheduler.add_plugin(ReplaceLostJobs(cluster))
     if workers:
@@ -74,7 +74,7 @@ def start_jobqueue(
 
 
 def _submit(name: str, cluster: SpecCluster, jobs: int) -> None:
-    """Ask for jobs as ``cluster.scale`` does, but raise if the batch system refuses them."""
+    """Submit jobs as ``cluster.scale`` does, but raise if the batch system refuses them."""
     for _ in range(jobs):
         cluster.worker_spec.update(cluster.new_worker_spec())
     try:
@@ -82,7 +82,7 @@ def _submit(name: str, cluster: SpecCluster, jobs: int) -> None:
     except BaseException as error:
         script = cluster.job_script()
         for job in cluster.workers.values():
-            job.status = Status.failed  # close() cancels all, and minds any other status
+            job.status = Status.failed  # close() asserts that no job is left open
         cluster.close()
         if isinstance(error, (OSError, RuntimeError, ValueError)):
             raise ConfigError(
@@ -109,18 +109,18 @@ def jobqueue_class(name: str) -> Callable[..., SpecCluster]:
 
 
 def job_options(options: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a jobqueue cluster, completed with what suits environments.
+    """Return the options of a jobqueue cluster with defaults that suit environments.
 
-    - A job's cores become as many single-threaded processes, one for each shard.
-    - Dask's HTTP servers, which know no TLS, are reached from their own machine only, and show
-      no dashboard that was not asked for.
+    - Each core of a job runs one single-threaded process, for one shard.
+    - Dask's HTTP servers, which do not support TLS, listen on loopback only. There is no dashboard
+      unless the user names an address for it.
 
     Parameters
     ----------
     options
-        What the user asks for; it is never overruled.
+        Options of the user, which take precedence.
     settings
-        Dask's settings for the batch system: ``jobqueue.slurm``, for example.
+        Dask's settings for the batch system, such as ``jobqueue.slurm``.
 
     Examples
     --------
@@ -130,16 +130,16 @@ def job_options(options: Mapping[str, Any], settings: Mapping[str, Any]) -> dict
     2
     """
 
-    def asked(name: str, default: Any = None) -> Any:
+    def given(name: str, default: Any = None) -> Any:
         value = options.get(name)
         if value is None:
             value = settings.get(name.replace("_", "-"))
         return default if value is None else value
 
-    scheduler = dict(asked("scheduler_options", {}))
+    scheduler = dict(given("scheduler_options", {}))
     if not scheduler.get("dashboard_address"):
         scheduler |= {"dashboard_address": LOOPBACK, "dashboard": False}
-    arguments = list(asked("worker_extra_args", []))
+    arguments = list(given("worker_extra_args", []))
     if "--dashboard-address" not in arguments:
         arguments += ["--dashboard-address", LOOPBACK, "--no-dashboard"]
     completed = {
@@ -147,15 +147,15 @@ def job_options(options: Mapping[str, Any], settings: Mapping[str, Any]) -> dict
         "scheduler_options": scheduler,
         "worker_extra_args": arguments,
     }
-    processes = asked("processes", asked("cores"))
+    processes = given("processes", given("cores"))
     if processes is not None:
-        # Said here even if it is a setting: dask-jobqueue counts workers by this argument alone.
+        # Passed even if it is a setting: dask-jobqueue counts workers by this argument alone.
         completed["processes"] = processes
     return completed
 
 
 def _private_directory(shared: str | None) -> tempfile.TemporaryDirectory[str]:
-    """Make a directory that the jobs see, and that nobody else can look into."""
+    """Create a directory that all nodes can read, and no other user."""
     base = Path(os.path.expandvars(shared or _SHARED)).expanduser()
     try:
         base.mkdir(mode=0o700, parents=True, exist_ok=True)

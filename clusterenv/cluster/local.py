@@ -1,4 +1,4 @@
-"""Clusters of worker processes on this machine."""
+"""Starts clusters of worker processes on this machine."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from distributed.security import Security
 
 from clusterenv import config
 from clusterenv.cluster.fork_server import fork_workers
-from clusterenv.cluster.replacement import ReplaceLostWorkers
-from clusterenv.cluster.security import LOOPBACK, NO_PAGES
+from clusterenv.cluster.plugins import ReplaceLostWorkers
+from clusterenv.cluster.security import LOOPBACK, NO_HTTP_ROUTES
 from clusterenv.data.processes import signal_on_parent_death
 
 __all__ = ["LocalNanny", "LocalWorker", "start_local"]
 
-# What Dask does beside the work, made rare: an idle local cluster of two workers took 10 % of a
-# core (ticks every 20 ms, memory checks every 100 ms, a profiler), and takes 2 % with this.
+# Makes Dask's periodic tasks rare. An idle local cluster of two workers took 10 % of a core (ticks
+# every 20 ms, memory checks every 100 ms, a profiler); with these settings it takes 2 %.
 _QUIET = {
     "distributed.worker.profile.enabled": False,
     "distributed.worker.memory.monitor-interval": "1s",
@@ -31,12 +31,12 @@ _HEARTBEAT_SECONDS = 3.0  # a nanny kills a worker that takes 4 seconds to close
 
 
 class LocalWorker(Worker):  # type: ignore[misc]  # distributed is untyped
-    """The worker in a process of its own that ends with the head.
+    """A worker whose process ends with the head.
 
-    - The kernel kills it when its parent process ends, also if it is stopped or holds the GIL.
-    - It leaves Ctrl-C, which a terminal sends to all processes of a job, to the head.
-    - It closes when its last heartbeat is answered: Dask's own worker would close the heartbeat's
-      connection, and log the error that this causes.
+    - The kernel kills it when its parent process ends, even if it is stopped or holds the GIL.
+    - It ignores Ctrl-C, which a terminal sends to all processes of a job; the head handles it.
+    - It waits for a pending heartbeat before it closes. Dask's own worker closes the heartbeat's
+      connection, and logs the resulting error.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -69,28 +69,20 @@ class LocalNanny(Nanny):  # type: ignore[misc]  # distributed is untyped
         super().__init__(*args, **{"worker_class": LocalWorker, **options})
 
 
-class _PagelessNanny(LocalNanny):
-    """Starts a worker that shows no pages, though its HTTP has an address."""
+class _PlainNanny(LocalNanny):
+    """Starts a worker without a dashboard, although its HTTP server has an address."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **{**options, "dashboard": False})
 
 
 def start_local(security: Security | None, options: dict[str, Any]) -> LocalCluster:
-    """Start a ``LocalCluster`` whose workers are restarted when they are lost.
-
-    Parameters
-    ----------
-    security
-        The cluster's certificates, or ``None`` for no TLS.
-    options
-        Passed to ``LocalCluster``.
-    """
+    """Start a ``LocalCluster`` that replaces lost workers; ``options`` are passed to it."""
     options = _local_options(options)
-    pages = {} if options["dashboard_address"] else NO_PAGES
+    routes = {} if options["dashboard_address"] else NO_HTTP_ROUTES
     if options.get("processes") is not False:
         options = {**fork_workers(), **options}
-    with dask.config.set({**_QUIET, **pages}):
+    with dask.config.set({**_QUIET, **routes}):
         cluster = LocalCluster(security=security, **options)
     cluster.scheduler.add_plugin(ReplaceLostWorkers(cluster))
     return cluster
@@ -98,7 +90,7 @@ def start_local(security: Security | None, options: dict[str, Any]) -> LocalClus
 
 def _local_options(options: dict[str, Any]) -> dict[str, Any]:
     address = options.get("dashboard_address", config.get("local.dashboard-address"))
-    nanny = LocalNanny if address else _PagelessNanny
+    nanny = LocalNanny if address else _PlainNanny
     return {
         "n_workers": config.get("local.n-workers") or CPU_COUNT,
         "threads_per_worker": config.get("local.threads-per-worker"),

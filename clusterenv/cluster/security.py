@@ -1,4 +1,4 @@
-"""Certificates for the clusters that ClusterEnv starts, so that nobody else can join them."""
+"""Certificates of the clusters that ClusterEnv starts, so that only their owner can join them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from distributed.security import Security
 from clusterenv import config
 from clusterenv.errors import ConfigError
 
-__all__ = ["LOOPBACK", "NO_PAGES", "choose_security", "in_files"]
+__all__ = ["LOOPBACK", "NO_HTTP_ROUTES", "choose_security", "in_files"]
 
-# Without a dashboard Dask still listens for HTTP, which knows no certificates and which anybody
-# on the machine can ask: on loopback, and with nothing to say.
+# Without a dashboard Dask still runs an HTTP server, without TLS and open to every user of the
+# machine. It listens on loopback and has no routes.
 LOOPBACK = "127.0.0.1:0"
-NO_PAGES: dict[str, Any] = {
+NO_HTTP_ROUTES: dict[str, Any] = {
     "distributed.scheduler.http.routes": [],
     "distributed.worker.http.routes": [],
 }
@@ -31,21 +31,21 @@ _FIELDS = (
 
 
 def choose_security(wanted: Any = None) -> Security | None:
-    """Return the certificates of a cluster that is about to be started.
+    """Return the certificates for a cluster to start.
 
     Parameters
     ----------
     wanted
-        - ``True``: those that Dask's configuration names (``distributed.comm.tls``), or else
-          new ones that exist in memory only and end with the cluster.
-        - ``False``: none; whoever reaches a port of the cluster can run code in it.
-        - A ``distributed.security.Security``: these.
-        - ``None``: as the setting ``clusterenv.security`` says, which is ``True`` by default.
+        - ``True``: those in Dask's configuration (``distributed.comm.tls``), or else temporary
+          ones that exist in memory only.
+        - ``False``: none. Everyone who reaches a port of the cluster can then run code in it.
+        - A ``distributed.security.Security``: these certificates.
+        - ``None``: the setting ``clusterenv.security``, which is ``True`` by default.
 
     Raises
     ------
     ConfigError
-        If ``wanted`` is none of these.
+        If ``wanted`` is something else.
 
     Examples
     --------
@@ -73,9 +73,9 @@ def choose_security(wanted: Any = None) -> Security | None:
 
 
 def in_files(security: Security, directory: Path) -> Security:
-    """Return the same certificates, those in memory written to files that only we can read.
+    """Write certificates that are in memory to files that only their owner can read.
 
-    The jobs of a batch system are given the files' names.
+    The jobs of a batch system get the names of the files.
     """
     written: dict[str, str | None] = {}
     for name in _FIELDS:

@@ -1,1 +1,1 @@
-"""Spaces, columns, fragments and batches: what both sides share, without Dask."""
+"""Spaces, columns, fragments and batches: shared by head and workers, without Dask."""

@@ -1,4 +1,4 @@
-"""NumPy columns as Arrow arrays and back, without copies where the layout allows.
+"""Converts NumPy columns to Arrow arrays and back, without copies where the layout allows.
 
 A column of dtype ``object`` holds text.
 """
@@ -37,7 +37,7 @@ def to_arrow(name: str, column: Column) -> tuple[pa.Field, pa.Array]:
 
 
 def from_arrow(field: pa.Field, array: pa.Array) -> Column:
-    """Return the column that became this array."""
+    """Undo :func:`to_arrow`."""
     if not pa.types.is_fixed_size_list(field.type):
         column: Column = array.to_numpy(zero_copy_only=False)
         return column
@@ -46,7 +46,7 @@ def from_arrow(field: pa.Field, array: pa.Array) -> Column:
 
 
 def to_sparse(name: str, rows: Rows, column: Column, total: int) -> tuple[pa.Field, pa.Array]:
-    """Return values that only some of ``total`` rows have; the others are null, at no cost."""
+    """Return an array of ``total`` rows in which only ``rows`` have values; nulls take no space."""
     if column.dtype == object:
         sparse = np.full(total, None)
         sparse[rows] = column
@@ -67,7 +67,7 @@ def to_sparse(name: str, rows: Rows, column: Column, total: int) -> tuple[pa.Fie
 
 
 def from_sparse(field: pa.Field, array: pa.Array) -> tuple[Rows, Column]:
-    """Return the rows that have a value, and their values."""
+    """Undo :func:`to_sparse`: return the rows that have a value, and the values."""
     rows = np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False))
     if pa.types.is_string(field.type):
         return rows, from_arrow(field, array.drop_null())
@@ -76,7 +76,7 @@ def from_sparse(field: pa.Field, array: pa.Array) -> tuple[Rows, Column]:
 
 
 def to_utf8(column: Column) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
-    """Return text as Arrow keeps it: where each string begins and the last one ends, and bytes.
+    """Return the offsets of a text column's strings, and their UTF-8 bytes, as Arrow stores them.
 
     Examples
     --------
@@ -97,7 +97,7 @@ def from_utf8(offsets: npt.NDArray[np.int32], utf8: npt.NDArray[np.uint8]) -> Co
     Raises
     ------
     ValueError
-        If these are no offsets of UTF-8 strings; no byte elsewhere is read.
+        If the offsets or the bytes are invalid; no memory outside of them is read.
     """
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(utf8)]
     array = pa.Array.from_buffers(pa.string(), len(offsets) - 1, buffers)
@@ -106,7 +106,7 @@ def from_utf8(offsets: npt.NDArray[np.int32], utf8: npt.NDArray[np.uint8]) -> Co
 
 
 def _values(column: Column) -> tuple[pa.Array, dict[bytes, str]]:
-    """Return all numbers of a column one after the other, and how to shape them again."""
+    """Return a column's numbers as a flat array, and the metadata that restores its shape."""
     metadata = {_SHAPE: json.dumps(column.shape[1:])}
     if column.dtype == np.bool_:
         metadata[_BOOL] = "true"

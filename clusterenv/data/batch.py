@@ -1,4 +1,4 @@
-"""Rows as a learner gets them: a ``Batch`` of NumPy arrays, a ``Rollout`` of tensors."""
+"""What a learner receives: a ``Batch`` of NumPy arrays, a ``Rollout`` of tensors."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from clusterenv.data.arrow import to_arrow
 from clusterenv.data.fragment import Cut
 from clusterenv.data.spaces import Column
+from clusterenv.data.tensordict import to_tensordict
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -24,10 +25,10 @@ __all__ = ["Batch", "Rollout"]
 
 
 class Batch:
-    """One fragment of one shard, as NumPy arrays; :meth:`torch` returns all of it as tensors.
+    """One fragment of one shard as NumPy arrays; :meth:`torch` returns the same as tensors.
 
     ``batch["obs"]`` and the other columns are shaped ``[horizon, envs, …]`` and share the record
-    batch's memory, except booleans, which Arrow keeps as bits, and text: do not write into them.
+    batch's memory, except booleans, which Arrow stores as bits, and text. Do not write into them.
 
     Attributes
     ----------
@@ -40,8 +41,8 @@ class Batch:
     state
         Recurrent state at the first time row, ``[envs, …]``.
     run, shard, incarnation, policy_version
-        Where the rows are from; ``run`` is that of the collector. The version is that of the
-        first time row, where tracks differ the oldest; a row's own is in the column ``version``.
+        Origin of the rows; ``run`` identifies the collector. ``policy_version`` is the oldest
+        version that acted in the first time row; the column ``version`` has that of every row.
     cuts
         Episodes that were cut because their environment failed and was rebuilt, and why.
     """
@@ -87,7 +88,7 @@ class Batch:
         return list(self._columns)
 
     def flat(self, name: str) -> Column:
-        """Return a column with one row after the other, as in the record batch."""
+        """Return a column as flat rows, as in the record batch."""
         try:
             return self._columns[name]
         except KeyError:
@@ -100,8 +101,8 @@ class Batch:
     def next_obs(self) -> dict[str, Column]:
         """Return the true next observation of every row, by observation column.
 
-        Each is ``[horizon, envs, …]``: the observation one time row below, and that of
-        ``tail`` where there is one. Where an episode ended, that is its final observation.
+        Each is ``[horizon, envs, …]``: the observation one time row below, or that in ``tail``
+        if the row has one. Where an episode ended, it is the episode's final observation.
         """
         n, shifted = self.num_envs, {}
         for name, tail in self.tail.items():
@@ -124,7 +125,7 @@ class Batch:
         )
 
     def tensordict(self) -> TensorDict:
-        """Return the rows as TorchRL names them; see :meth:`clusterenv.Rollout.tensordict`."""
+        """Return the rows with TorchRL's keys; see :meth:`clusterenv.Rollout.tensordict`."""
         return self.torch().tensordict()
 
     def __repr__(self) -> str:
@@ -136,7 +137,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Rollout:
-    """Rows of one horizon as tensors: of one batch, or of several side by side.
+    """Rows of one horizon as tensors: of one batch, or of several batches side by side.
 
     Parameters
     ----------
@@ -176,17 +177,14 @@ class Rollout:
     def tensordict(self) -> TensorDict:
         """Return the rows as TorchRL's losses, estimators and buffers expect them.
 
-        The batch size is ``[env, time]``, where the columns are ``[time, env]``; otherwise the
-        tensors share their memory. :func:`clusterenv.data.tensordict.to_tensordict` says
-        which column has which key.
+        The batch size is ``[env, time]``, where the columns are ``[time, env]``. The tensors share
+        the columns' memory. :func:`clusterenv.to_tensordict` lists the key of each column.
 
         Raises
         ------
         ConfigError
             If tensordict, which comes with TorchRL, is not installed.
         """
-        from clusterenv.data.tensordict import to_tensordict
-
         following = {f"next_{name}": tensor for name, tensor in self.next_obs().items()}
         rows = to_tensordict({**self.columns, **following}).transpose(0, 1)
         rows.names = [None, "time"]

@@ -1,8 +1,8 @@
-"""Memory for large arrays that come and go: what nobody holds any more is used again.
+"""Reuses the memory of large arrays.
 
-The system gives fresh memory page by page, each with an interruption that takes longer than
-filling the page. Large arrays that are made again and again, samples of frames for example,
-otherwise cost more by their pages than by their contents.
+The operating system maps fresh memory page by page, and each page fault takes longer than filling
+the page. Without reuse, large arrays that are allocated again and again, such as samples of
+frames, spend more time in page faults than in copying.
 """
 
 from __future__ import annotations
@@ -18,79 +18,79 @@ from clusterenv.data.spaces import Column
 __all__ = ["LARGE", "BufferPool"]
 
 LARGE = 1 << 20
-"""Bytes of an array; what is smaller, malloc keeps by itself."""
-_MOST = 256 << 20  # bytes that wait for use; more goes back to the system
+"""Bytes from which on an array is pooled; malloc itself reuses smaller ones."""
+_MAX_FREE = 256 << 20  # bytes of free buffers to keep; more is returned to the system
 _STEPS = 8  # sizes between a power of two and the next
 
-Piece = npt.NDArray[np.uint8]
-Waiting = dict[int, list[Piece]]  # by size
+_Buffer = npt.NDArray[np.uint8]
+_Free = dict[int, list[_Buffer]]  # by size
 
 
 class BufferPool:
-    """Makes arrays, of memory that it lent before if nobody holds it any more.
+    """Allocates arrays, from the memory of earlier arrays that are no longer referenced.
 
-    Whoever gets an array owns it: its memory comes back when the array, and every view and
-    tensor that shares it, has gone.
+    The caller owns the array. Its memory returns to the pool when the array, and every view and
+    tensor that shares it, has been garbage-collected.
 
     Examples
     --------
-    >>> lender = BufferPool()
-    >>> array = lender.empty((4, 1_000_000), np.dtype(np.float32))
-    >>> place = array.ctypes.data
+    >>> pool = BufferPool()
+    >>> array = pool.empty((4, 1_000_000), np.dtype(np.float32))
+    >>> address = array.ctypes.data
     >>> del array
-    >>> lender.empty((4, 999_000), np.dtype(np.float32)).ctypes.data == place
+    >>> pool.empty((4, 999_000), np.dtype(np.float32)).ctypes.data == address
     True
     """
 
     def __init__(self) -> None:
-        self._waiting: Waiting = {}
+        self._free: _Free = {}
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Column:
-        """Return an array whose contents are arbitrary."""
+        """Return an array with arbitrary contents."""
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes < LARGE:
             return np.empty(shape, dtype)
         size = _rounded(nbytes)
         try:
-            piece = self._waiting[size].pop()
+            buffer = self._free[size].pop()
         except (KeyError, IndexError):
-            piece = np.empty(size, np.uint8)
-        return np.asarray(_Loan(piece, self._waiting))[:nbytes].view(dtype).reshape(shape)
+            buffer = np.empty(size, np.uint8)
+        return np.asarray(_Pooled(buffer, self._free))[:nbytes].view(dtype).reshape(shape)
 
     @property
-    def waiting_bytes(self) -> int:
-        """Bytes that wait for use."""
-        return _bytes(self._waiting)
+    def free_bytes(self) -> int:
+        """Bytes of buffers that no array uses."""
+        return _nbytes(self._free)
 
 
-class _Loan:
-    """Gives a piece back when it goes, which is when no array refers to it any more."""
+class _Pooled:
+    """Base of all arrays that share a buffer: returns it to the pool when the last is deleted."""
 
-    __slots__ = ("__array_interface__", "_piece", "_waiting")
+    __slots__ = ("__array_interface__", "_buffer", "_free")
 
-    def __init__(self, piece: Piece, waiting: Waiting) -> None:
-        self.__array_interface__ = piece.__array_interface__
-        self._piece = piece
-        self._waiting = waiting
+    def __init__(self, buffer: _Buffer, free: _Free) -> None:
+        self.__array_interface__ = buffer.__array_interface__
+        self._buffer = buffer
+        self._free = free
 
     def __del__(self) -> None:
-        # Another thread may take or give at any point: each line alone leaves all in order.
-        alike = self._waiting.setdefault(len(self._piece), [])
-        alike.append(self._piece)
-        if _bytes(self._waiting) > _MOST:  # make room: for what is in use now
-            for pieces in list(self._waiting.values()):
-                if pieces is not alike:
-                    pieces.clear()
-        while _bytes(self._waiting) > _MOST:
-            del alike[:1]
+        # Other threads may allocate and free at any point: each statement alone is atomic.
+        same_size = self._free.setdefault(len(self._buffer), [])
+        same_size.append(self._buffer)
+        if _nbytes(self._free) > _MAX_FREE:  # drop other sizes first: this one is in use now
+            for buffers in list(self._free.values()):
+                if buffers is not same_size:
+                    buffers.clear()
+        while _nbytes(self._free) > _MAX_FREE:
+            del same_size[:1]
 
 
-def _bytes(waiting: Waiting) -> int:
-    return sum(size * len(pieces) for size, pieces in list(waiting.items()))
+def _nbytes(free: _Free) -> int:
+    return sum(size * len(buffers) for size, buffers in list(free.items()))
 
 
 def _rounded(nbytes: int) -> int:
-    """Return a size that similar numbers of bytes have in common.
+    """Round up to one of eight sizes per power of two, so that similar arrays share buffers.
 
     Examples
     --------

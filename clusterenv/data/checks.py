@@ -1,4 +1,4 @@
-"""Checks of arguments where they enter: an error names the value and shows a right call."""
+"""Checks of arguments; an error names the value and shows a call that is right."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def items_of(value: Any) -> list[Any] | None:
-    """Return the items of an iterable; ``None`` if it has none to iterate over, as a string has."""
+    """Return the items of an iterable, or ``None`` if it is a string or cannot be iterated over."""
     if not isinstance(value, Iterable) or isinstance(value, (str, bytes)):
         return None
     try:
@@ -45,9 +45,9 @@ def check_whole(
     Parameters
     ----------
     name
-        Of the argument.
+        Name of the argument.
     right
-        A right call.
+        A call that is right, for the error.
     least, most
         Bounds, both included; by default what fits into 64 bits.
     why
@@ -109,7 +109,7 @@ def check_flag(name: str, value: Any, right: str) -> bool:
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str], right: str) -> str:
-    """Return one of some words, or raise ``ConfigError``."""
+    """Return a value that is one of ``choices``, or raise ``ConfigError``."""
     if isinstance(value, str) and value in choices:
         return value
     known = ", ".join(map(repr, choices))
@@ -117,7 +117,7 @@ def check_choice(name: str, value: Any, choices: Sequence[str], right: str) -> s
 
 
 def check_names(name: str, value: Any, right: str) -> tuple[str, ...]:
-    """Return several names, or raise ``ConfigError``; a single string is not several."""
+    """Return a sequence of names as a tuple, or raise ``ConfigError``, also for a single string."""
     names = items_of(value)
     if names is not None and all(isinstance(each, str) for each in names):
         return tuple(names)
@@ -125,7 +125,7 @@ def check_names(name: str, value: Any, right: str) -> tuple[str, ...]:
 
 
 def check_path(name: str, value: Any, right: str) -> Path:
-    """Return a path that the system can name, whether it is there or not."""
+    """Return a path, which need not exist, or raise ``ConfigError``."""
     fault = "neither a string nor a path"
     if isinstance(value, (str, os.PathLike)):
         try:
@@ -134,7 +134,7 @@ def check_path(name: str, value: Any, right: str) -> Path:
         except OSError as error:
             if error.errno == errno.ENAMETOOLONG:
                 fault = "too long"
-            else:  # met where the path is used, if it matters there
+            else:  # raised again where the path is used, if it matters there
                 return path
         except (TypeError, ValueError) as error:
             fault = str(error)
@@ -152,7 +152,7 @@ def check_instance(name: str, value: Any, kind: type, right: str) -> None:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a real number that fits a float, NumPy's included; booleans are none.
+    """Whether a value is a real number that fits a float, NumPy's included, and no boolean.
 
     Examples
     --------
@@ -169,7 +169,7 @@ def is_number(value: Any) -> bool:
 
 
 def is_whole(value: Any) -> bool:
-    """Whether a value is an integer, NumPy's included; booleans are none.
+    """Whether a value is an integer, NumPy's included, and no boolean.
 
     Examples
     --------

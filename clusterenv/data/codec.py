@@ -1,4 +1,4 @@
-"""A fragment on its way: what its frame says of it, the arrays of its body, and back."""
+"""Encodes a fragment as a description and the arrays of a message's body, and decodes it."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from clusterenv.data.fragment import Fragment
 from clusterenv.data.spaces import Array, Column, Layout
 from clusterenv.errors import ConnectionClosed
 
-__all__ = ["ColumnSpec", "Parts", "columns_of", "largest_fragment", "nbytes_of", "packed"]
+__all__ = ["ColumnSpec", "Parts", "decode", "encode", "largest_fragment", "nbytes_of"]
 
 _UTF8 = "utf8"
-_OWN_BYTES = 128  # of a row's columns that are neither observation nor action nor the policy's
+_OWN_BYTES = 128  # of a row, besides observation, action and the policy's columns
 
 
 class ColumnSpec(NamedTuple):
-    """One array of a fragment; a column of text is two: offsets of its strings, and their bytes."""
+    """One array of a fragment; a text column is two arrays: its offsets and its bytes."""
 
     name: str
     dtype: str
-    """As NumPy writes it, or ``"utf8"`` for the bytes of text."""
+    """NumPy's name of it, or ``"utf8"`` for the bytes of text."""
     shape: tuple[int, ...]
     rows: int
-    """Rows that travel: all, or as many as repeat themselves until the end."""
+    """Rows that are sent: all of them, or the first ones if the others only repeat these."""
 
 
 class Parts(NamedTuple):
-    """The arrays of a fragment."""
+    """Description of the arrays of a fragment."""
 
     columns: list[ColumnSpec]
     tail: list[ColumnSpec]
-    """The first are the rows that have a tail."""
+    """The first array holds ``tail_rows``."""
     state: list[ColumnSpec]
 
 
-def packed(fragment: Fragment) -> tuple[Parts, list[Array]]:
-    """Describe the arrays of a fragment, and return them in the order in which they travel."""
+def encode(fragment: Fragment) -> tuple[Parts, list[Array]]:
+    """Return the description of a fragment's arrays, and the arrays in the order of the body."""
     columns, tail, state = (
         [array for name, column in part.items() for array in _arrays(name, column)]
         for part in (
@@ -49,7 +49,7 @@ def packed(fragment: Fragment) -> tuple[Parts, list[Array]]:
             fragment.state,
         )
     )
-    # What is the same in every time row, or in all rows, travels once.
+    # Values that are equal in every time row, or in all rows, are sent once.
     period = {"env": fragment.num_envs}
     version = fragment.columns["version"]
     if version.min() == version.max():
@@ -64,7 +64,7 @@ def packed(fragment: Fragment) -> tuple[Parts, list[Array]]:
 
 
 def _arrays(name: str, column: Column) -> list[tuple[ColumnSpec, Column]]:
-    """Return what travels of a column."""
+    """Return the arrays that a column is sent as."""
     if column.dtype != object:
         return [(_spec(name, column), column)]
     offsets, utf8 = to_utf8(column)
@@ -72,12 +72,12 @@ def _arrays(name: str, column: Column) -> list[tuple[ColumnSpec, Column]]:
 
 
 def nbytes_of(parts: Parts) -> int:
-    """Return the size of the body that holds these arrays.
+    """Return the bytes of the body that holds these arrays.
 
     Raises
     ------
     ConnectionClosed
-        If no arrays can be like that.
+        If the description is invalid.
     """
     total = 0
     for spec in _all(parts):
@@ -89,24 +89,24 @@ def nbytes_of(parts: Parts) -> int:
 
 
 def largest_fragment(rows: int, obs: Layout, action: Layout, extras: int) -> int:
-    """Return the most bytes that a fragment of so many rows may have.
+    """Return the most bytes that a fragment may have.
 
     Parameters
     ----------
     rows
-        Of the fragment.
+        Number of rows of the fragment.
     obs, action
-        Of the spaces.
+        Layouts of the spaces.
     extras
-        Bytes of a row for the policy's own columns, recurrent state and text.
+        Bytes per row for the policy's columns, recurrent state and text.
     """
-    # Every row may have a next observation of its own, with its number.
+    # Every row may be a tail row, with a next observation of its own.
     own = 2 * obs.nbytes + action.nbytes + _OWN_BYTES
     return rows * (own + extras)
 
 
-def columns_of(body: Column, parts: Parts) -> list[dict[str, Column]]:
-    """Return columns, tail and state as views of a body that has arrived."""
+def decode(body: Column, parts: Parts) -> list[dict[str, Column]]:
+    """Return columns, tail and state as views of a received body."""
     specs = _all(parts)
     arrays: dict[int, Column] = {}
     begin = 0
@@ -136,7 +136,7 @@ def _all(parts: Parts) -> list[ColumnSpec]:
 
 
 def _order(specs: Sequence[ColumnSpec]) -> list[int]:
-    """Wide items first, so that all lie aligned in one piece of memory."""
+    """Put wide items first, so that every array is aligned in the body."""
     return sorted(range(len(specs)), key=lambda k: -_dtype(specs[k]).itemsize)
 
 

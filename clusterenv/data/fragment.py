@@ -1,4 +1,4 @@
-"""A fragment: what one shard hands over at a time."""
+"""A fragment: the rows that a shard sends at a time."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Cut(NamedTuple):
 
 @dataclass
 class Fragment:
-    """Columns of ``horizon × num_envs`` rows, and what belongs to them."""
+    """``horizon × num_envs`` rows of one shard."""
 
     columns: dict[str, Column]
     """Flat and time-major: row ``t * num_envs + e``."""
     num_envs: int
     tail_rows: npt.NDArray[np.int64]
-    """Rows whose next observation is not the observation one time row below."""
+    """Rows whose next observation is not that of the row ``num_envs`` further on."""
     tail: dict[str, Column]
     """The true next observations of these rows, by observation column."""
     state: dict[str, Column]
@@ -40,7 +40,7 @@ class Fragment:
     returns: list[float] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     dropped: int = 0
-    """Rows that a fresh start left behind."""
+    """Rows that were discarded because recording started over."""
     cuts: list[Cut] = field(default_factory=list)
     block: dict[str, Column] | None = None
-    """Buffers behind the columns, for the env loop to use again."""
+    """Buffers of the columns, which the env loop reuses."""

@@ -1,9 +1,9 @@
-"""Gymnasium's ``info`` dictionaries, packed where they arise and merged at the head.
+"""Packs Gymnasium's ``info`` dictionaries on the workers and merges them at the head.
 
-The merged result equals what ``SyncVectorEnv`` builds with one ``_add_info`` per
-environment: one array per key, whose dtype is that of the first environment which
-reports the key, and a mask ``_key``. Values of one type travel as arrays; only
-keys with mixed or non-numeric values are merged one by one.
+The merged result equals what ``SyncVectorEnv`` builds with one ``_add_info`` per environment: one
+array per key, with the dtype of the first environment that reports the key, and a mask ``_key``.
+Values of one type are sent as arrays. Only keys with mixed or non-numeric values are merged one by
+one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 __all__ = ["Packed", "Rows", "VectorInfo", "merge", "merge_vector", "pack"]
 
 Rows = list[tuple[int, dict[str, Any]]]
-"""Infos as they come from single environments: row number and dictionary."""
+"""Infos of single environments: row number and dictionary."""
 
 Packed = dict[str, tuple[npt.NDArray[np.intp], Any]]
 """Key to (rows that report it, values): an array, a list, or a nested ``Packed``."""
@@ -30,7 +30,7 @@ class VectorInfo(dict[str, Any]):
 
 
 def pack(rows: Rows) -> Packed:
-    """Gather the infos of several environments by key."""
+    """Group the infos of several environments by key."""
     where: dict[str, list[int]] = {}
     what: dict[str, list[Any]] = {}
     for row, info in rows:
@@ -68,11 +68,11 @@ def merge(into: dict[str, Any], packed: Packed, rows: _Rows, n: int) -> None:
     Parameters
     ----------
     into
-        The vector info so far; changed in place.
+        The vector info, changed in place.
     packed
-        What one shard reported.
+        Infos of one shard.
     rows
-        Where each of the shard's environments stands in the result.
+        Row in the result of each of the shard's environments.
     n
         Number of environments in the result.
     """
@@ -95,7 +95,7 @@ def merge(into: dict[str, Any], packed: Packed, rows: _Rows, n: int) -> None:
 
 
 def _fits(room: npt.NDArray[Any] | None, values: npt.NDArray[Any]) -> bool:
-    """Whether values can be assigned at once with the result of assigning them one by one."""
+    """Whether assigning values at once gives the same result as assigning them one by one."""
     return room is None or (room.dtype != object and room.shape[1:] == values.shape[1:])
 
 
@@ -109,7 +109,7 @@ def _room_for(key: str, value: Any, n: int) -> npt.NDArray[Any]:
 
 
 def merge_vector(into: dict[str, Any], info: VectorInfo, rows: _Rows, n: int) -> None:
-    """Add the info of a native vector environment to that of the others."""
+    """Add the info of a native vector environment to a vector info."""
     for key, value in info.items():
         if isinstance(value, dict):
             merge_vector(into.setdefault(key, {}), VectorInfo(value), rows, n)

@@ -1,4 +1,4 @@
-"""How the observation spaces of environments become one: equal, or alike in shape and dtype."""
+"""``observation_mode``: whether observation spaces must be equal, or agree in shape and dtype."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ ObservationMode: TypeAlias = str | tuple[Space[Any], Space[Any]]
 
 
 def check_observation_mode(mode: Any) -> None:
-    """Raise unless this is an observation mode.
+    """Raise unless ``mode`` is an observation mode.
 
     Raises
     ------
     ArgumentTypeError
-        If it is a tuple of something else than spaces.
+        If it is a tuple that does not hold two spaces.
     ConfigError
-        If it is anything else.
+        If it is neither a tuple nor a known name.
     """
     if isinstance(mode, tuple) and len(mode) == 2:
         if not all(isinstance(space, Space) for space in mode):
@@ -46,21 +46,21 @@ def check_same_spaces(
     observation_spaces: Sequence[Space[Any]],
     action_spaces: Sequence[Space[Any]],
 ) -> None:
-    """Raise unless environments, or shards, can be batched.
+    """Raise unless the spaces of environments, or of shards, can be batched.
 
     Parameters
     ----------
     mode
-        What observation spaces must have in common.
+        The observation mode.
     names
-        Of the environments or shards.
+        Names of the environments or shards.
     observation_spaces, action_spaces
-        One per name.
+        One space per name.
 
     Raises
     ------
     SpaceMismatch
-        With the first that does not fit.
+        Names the first space that does not fit.
 
     Examples
     --------
@@ -101,7 +101,7 @@ def _alike(left: Space[Any], right: Space[Any]) -> bool:
 def batch_observations(
     mode: ObservationMode, spaces: Sequence[Space[Any]]
 ) -> tuple[Space[Any], Space[Any]]:
-    """Return the observation space of one environment, and that of all, given each one's."""
+    """Return the observation space of one environment, and the batched space of all."""
     if isinstance(mode, tuple):
         return mode[1], mode[0]
     if mode == "different":

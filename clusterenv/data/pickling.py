@@ -7,24 +7,30 @@ from typing import Any
 
 import cloudpickle
 
-from clusterenv.errors import (
-    ConfigError,
-    shown,
-)
+from clusterenv.errors import ConfigError, shown
 
-__all__ = ["dumps", "dumps_by_value", "loads", "pickled"]
+__all__ = ["dumps", "dumps_by_value", "loads"]
+
+loads = pickle.loads
 
 
 def dumps(value: Any) -> bytes:
-    """Pickle a value."""
+    """Pickle a value, with cloudpickle only if pickle cannot."""
     try:
         return pickle.dumps(value, protocol=5)
     except Exception:
         return cloudpickle.dumps(value, protocol=5)  # type: ignore[no-any-return]
 
 
-def dumps_by_value(value: Any) -> bytes:
-    """Pickle a value whose functions and classes may be of the head's ``__main__``.
+def dumps_by_value(value: Any, what: str | None = None) -> bytes:
+    """Pickle a value of the user's, with the functions and classes of ``__main__`` by value.
+
+    Parameters
+    ----------
+    value
+        To be sent to a worker.
+    what
+        Its name in the error; by default its ``repr``.
 
     Raises
     ------
@@ -35,28 +41,6 @@ def dumps_by_value(value: Any) -> bytes:
         return cloudpickle.dumps(value, protocol=5)  # type: ignore[no-any-return]
     except Exception as error:
         raise ConfigError(
-            f"{shown(value)} cannot be sent to another process: {error}. Pass numbers, strings, "
-            "arrays, and functions that make what they need themselves"
-        ) from error
-
-
-def loads(blob: bytes | bytearray) -> Any:
-    """Undo :func:`dumps`."""
-    return pickle.loads(blob)
-
-
-def pickled(policy: Any) -> bytes:
-    """Return what holds a policy as a worker gets it.
-
-    Raises
-    ------
-    ConfigError
-        If it cannot be pickled.
-    """
-    try:
-        return cloudpickle.dumps(policy, protocol=5)  # type: ignore[no-any-return]
-    except Exception as error:
-        raise ConfigError(
-            f"the policy cannot be sent to a worker: {error}. Keep locks, files and "
-            "environments out of it"
+            f"{what or shown(value)} cannot be sent to a worker: {error}. Locks, open files and "
+            "environments cannot be pickled: create them on the worker"
         ) from error

@@ -1,4 +1,4 @@
-"""Keeps live objects out of forks of the process that made them."""
+"""Protects objects and locks from forks, and ends processes with their parent."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from clusterenv.errors import WrongProcess
 __all__ = ["ProcessGuard", "hold_at_fork", "signal_on_parent_death"]
 
 
-_generation = 0  # forks between the first process and this one; asking the system takes longer
+_generation = 0  # number of forks since the first process: faster to read than os.getpid()
 
 
 class ProcessGuard:
-    """Remembers the process that made an object.
+    """Raises when an object is used in a fork of the process that created it.
 
-    A fork has its parent's sockets and open files. If both processes use them, each takes what is
-    meant for the other.
+    A fork inherits its parent's sockets and open files. If both processes used them, each would
+    read data that is meant for the other.
 
     Parameters
     ----------
     what
-        The object, as the error calls it.
+        Name of the object, for the error.
     shared
-        What both processes would use.
+        What both processes would share, for the error.
 
     Examples
     --------
@@ -46,22 +46,16 @@ class ProcessGuard:
 
     @property
     def is_here(self) -> bool:
-        """Whether this is the process that made the object."""
+        """Whether this is the process that created the object."""
         return self._generation == _generation
 
     def check(self) -> None:
-        """Raise unless this is the process that made the object.
-
-        Raises
-        ------
-        WrongProcess
-            In any other.
-        """
+        """Raise ``WrongProcess`` in every process but the one that created the object."""
         if self._generation != _generation:
             raise WrongProcess(
                 f"{self._what} belongs to process {self._process}, and process {os.getpid()} is a "
-                f"fork of it: both would use the same {self._shared}. Use it there, or make "
-                "another here; processes that make their own are best started with "
+                f"fork of it: both would use the same {self._shared}. Use it there, or create "
+                "another here. Start processes that create their own with "
                 "multiprocessing.get_context('spawn')"
             )
 
@@ -72,7 +66,7 @@ _held: list[Any] = []
 
 
 def hold_at_fork(lock: Any) -> None:
-    """Hold an ``RLock`` whenever this process forks: a fork gets whole data, and a free lock."""
+    """Hold an ``RLock`` during every fork: the child gets consistent data and a free lock."""
     with _forking:
         _locks.add(lock)
 
@@ -103,9 +97,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def signal_on_parent_death(number: int) -> None:
-    """Have the kernel send a signal to this process when its parent ends; on Linux.
+    """Have the kernel send a signal to this process when its parent ends; only on Linux.
 
-    It is sent when the parent's thread that started this process ends, which may be earlier.
+    More precisely, when the thread of the parent that started this process ends.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))

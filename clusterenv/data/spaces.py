@@ -1,9 +1,9 @@
-"""Gymnasium spaces as flat columns, and back.
+"""Converts between values of Gymnasium spaces and flat columns.
 
-A space is a tree; its leaves are what has a dtype and a shape. A batch of ``n``
-values of a space is kept as one column per leaf, each with ``n`` rows, so that a
-batch is written, sent and received without knowing the tree. Spaces that have no
-array form (``Text``, ``Graph``, ``Sequence``, …) become columns of objects.
+A space is a tree whose leaves have a dtype and a shape. A batch of ``n`` values is stored as one
+column of ``n`` rows per leaf, so that the code that writes, sends and receives batches does not
+depend on the tree. Spaces without an array form (``Text``, ``Graph``, ``Sequence``, …) become
+columns of objects.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from gymnasium import Space, spaces
 __all__ = ["Array", "Column", "Layout", "Leaf"]
 
 Array: TypeAlias = Any
-"""A contiguous NumPy array; before Python 3.12 no type says that it is a buffer."""
+"""A contiguous NumPy array, used as a buffer, for which there is no type before Python 3.12."""
 Column = npt.NDArray[Any]
 """The rows of one leaf; dtype ``object`` where the leaf has no array form."""
 
 _ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-# What may be passed where a leaf of this kind is expected: never a float for an integer.
+# Kinds of dtype that are accepted for a leaf of this kind: never a float for an integer.
 _ACCEPTS = {"f": "biuf", "i": "biu", "u": "biu", "b": "b"}
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array, or one object, in every value of a space."""
+    """One array, or one object, of every value of a space."""
 
     path: tuple[str | int, ...]
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     is_text: bool = False
-    """Whether its values are strings: of a ``Text`` space, or of another whose dtype is ``str``."""
+    """Whether its values are strings: a ``Text`` space, or another whose dtype is ``str``."""
 
     @property
     def is_array(self) -> bool:
@@ -87,11 +87,11 @@ class Layout:
         return [np.empty((n, *leaf.shape), leaf.dtype) for leaf in self.leaves]
 
     def nest(self, columns: Sequence[Any]) -> Any:
-        """Put columns, of arrays or tensors, together as Gymnasium batches this space."""
+        """Nest columns, of arrays or tensors, as Gymnasium batches this space."""
         return columns[0] if self._is_array else _nest(self.space, iter(columns))
 
     def nest_arrays(self, arrays: Sequence[Any]) -> Any:
-        """Put the columns of the array leaves together; all other leaves are left out."""
+        """Nest the columns of the array leaves, and omit all other leaves."""
         return arrays[0] if self._is_array else _nest(self._arrays_only, iter(arrays))
 
     def rows(self, columns: Sequence[Iterable[Any]]) -> Iterable[Any]:
@@ -99,23 +99,22 @@ class Layout:
         return columns[0] if self._is_array else _rows(self.space, iter(columns))
 
     def value(self, items: Iterable[Any]) -> Any:
-        """Put one item of each leaf together as a single value of the space."""
+        """Nest one item of each leaf as a single value of the space."""
         (value,) = self.rows([[item] for item in items])
         return value
 
     def columns(self, batch: Any, n: int, what: str = "actions") -> list[Column]:
-        """Take a batch of ``n`` values apart into contiguous columns.
+        """Split a batch of ``n`` values into contiguous columns.
 
-        The dtype of what was passed is kept, as Gymnasium's own vector
-        environments keep it.
+        The dtype of the batch is kept, as by Gymnasium's own vector environments.
 
         Raises
         ------
         ValueError
-            If the number or the shape does not fit; the message says which leaf, what was
-            expected and what was passed.
+            If the number or the shape does not fit. The message names the leaf, what was expected
+            and what was passed.
         TypeError
-            If it is no batch at all, or the kind of dtype does not fit.
+            If it is no batch, or the kind of dtype does not fit.
         """
         columns = [batch] if self._is_array else list(_flatten(self.space, batch, what))
         return [
@@ -139,7 +138,7 @@ def _leaves(space: Space[Any], path: tuple[str | int, ...]) -> Iterator[Leaf]:
 
 
 def _arrays_only(space: Space[Any]) -> Space[Any]:
-    """Return a Dict or Tuple space without the leaves that have no array form."""
+    """Return a Dict or Tuple space without its leaves that have no array form."""
     nestable = (*_ARRAYS, spaces.Dict, spaces.Tuple)
     if isinstance(space, spaces.Dict):
         children = space.spaces.items()
@@ -178,7 +177,7 @@ def _writer(
 
 
 def _check_value(leaf: Leaf, value: Any) -> None:
-    """Refuse what NumPy would broadcast over the row, or cut to fit, without a word."""
+    """Raise for a value that NumPy would silently broadcast over the row, or cast unsafely."""
     array = np.asarray(value)
     if array.shape != leaf.shape:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Rows as TorchRL names them."""
+"""Conversion to TensorDicts with TorchRL's keys."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from clusterenv.errors import ConfigError
+from clusterenv.errors import ArgumentTypeError, ConfigError, shown
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -29,20 +29,23 @@ def to_tensordict(columns: Mapping[str, Any]) -> TensorDict:
     | `next_obs`, `next_obs.<key>` | the same below `"next"` |
     | `reward`, `terminated`, `truncated` | the same below `"next"`, with a last dimension of 1 |
     | `terminated` or `truncated` | `("next", "done")`, likewise |
-    | `log_prob` | `"action_log_prob"`, or `"sample_log_prob"`: where TorchRL's losses look |
+    | `log_prob` | `"action_log_prob"` or `"sample_log_prob"`, whichever TorchRL's losses read |
     | `weights`, `indices` | `"priority_weight"`, `"index"` |
     | `action` and all others | their own names |
 
     Parameters
     ----------
     columns
-        Tensors or arrays by name, with the same leading dimensions as ``reward``, which become
-        the batch size. Tensors share their memory.
+        Tensors or arrays by name. The dimensions of ``reward``, with which all of them begin,
+        become the batch size. The result shares the memory of the tensors.
 
     Raises
     ------
     ConfigError
         If tensordict, which comes with TorchRL, is not installed.
+    ArgumentTypeError
+        If ``columns`` are not tensors or arrays of the same rows, or lack one of ``reward``,
+        ``terminated`` and ``truncated``.
 
     Examples
     --------
@@ -58,6 +61,17 @@ def to_tensordict(columns: Mapping[str, Any]) -> TensorDict:
     except ImportError as error:
         raise ConfigError("a TensorDict needs TorchRL: pip install torchrl") from error
     log_prob = "sample_log_prob" if composite_lp_aggregate() else "action_log_prob"
+    try:
+        found = _renamed(columns, log_prob)
+        return TensorDict(found, batch_size=found["next", "reward"].shape[:-1])
+    except Exception as error:
+        raise ArgumentTypeError(
+            f"columns={shown(columns)} must be tensors or arrays with the same rows, reward, "
+            f"terminated and truncated among them ({error!r}): to_tensordict(store.sample(64))"
+        ) from error
+
+
+def _renamed(columns: Mapping[str, Any], log_prob: str) -> dict[tuple[str, ...], Tensor]:
     tensors = {name: torch.as_tensor(column) for name, column in columns.items()}
     found: dict[tuple[str, ...], Tensor] = {}
     for name, tensor in tensors.items():
@@ -75,4 +89,4 @@ def to_tensordict(columns: Mapping[str, Any]) -> TensorDict:
             else:
                 found[(_RENAMED.get(name, name),)] = tensor
     found["next", "done"] = found["next", "terminated"] | found["next", "truncated"]
-    return TensorDict(found, batch_size=tensors["reward"].shape)
+    return found

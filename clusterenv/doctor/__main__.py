@@ -2,6 +2,6 @@
 
 import sys
 
-from clusterenv.doctor.examination import main
+from clusterenv.doctor import main
 
 sys.exit(main())

@@ -1,4 +1,4 @@
-"""What the doctor has found out about a cluster, and what follows from it."""
+"""The facts about a cluster, and the findings that follow from them; pure functions."""
 
 from __future__ import annotations
 
@@ -6,20 +6,34 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["Finding", "Process", "Report", "Route", "Trial", "judge"]
+__all__ = ["Finding", "Process", "Report", "Route", "Trial", "judge", "show"]
 
+_SHOWN = ("python", "clusterenv", "dask", "distributed", "cloudpickle", "numpy", "pyarrow", "torch")
 _SLOW_SECONDS = 0.01
 _SLOW_BYTES = 50e6
+_OUT_OF_MEMORY = "the job ran out of memory: raise memory"
+_ADVICE = {  # by what the log of a job says
+    "No module named": "install the package in the environment of the jobs, or name another "
+    "Python in the cluster file: python: /path/to/python",
+    "No such file or directory": "the Python or a file of the job is not on the nodes: name one "
+    "that is (python: …), or load it in the prologue",
+    "command not found": "the prologue calls a command that the nodes do not have",
+    "Timed out": "the job cannot reach the scheduler: name the network that both are on, "
+    "interface: ib0",
+    "oom_kill": _OUT_OF_MEMORY,
+    "oom-kill": _OUT_OF_MEMORY,
+    "out of memory": _OUT_OF_MEMORY,
+}
 
 
 @dataclass(frozen=True)
 class Process:
-    """One process of the cluster: what it runs and on what."""
+    """One process of the cluster."""
 
     name: str
     """``"head"``, ``"scheduler"``, or the address of a worker."""
     versions: Mapping[str, str | None]
-    """Of Python and packages; ``None`` for one that is not installed."""
+    """Versions of Python and packages; ``None`` for a package that is not installed."""
     host: str | None = None
     cpus: int | None = None
     """CPUs that it may run on."""
@@ -29,24 +43,24 @@ class Process:
 
 @dataclass(frozen=True)
 class Route:
-    """The way from the head to a worker."""
+    """The network route from the head to a worker."""
 
     worker: str
     error: str | None = None
     """Why the worker cannot be reached, if it cannot."""
     source: str | None = None
-    """The head's own address on the way."""
+    """The head's address on this route."""
     interface: str | None = None
-    """The head's interface on the way."""
+    """The head's network interface on this route."""
     seconds: float | None = None
-    """Of an actor call, there and back."""
+    """Round-trip time of an actor call."""
     bytes_per_second: float | None = None
-    """Of a large result."""
+    """Bandwidth of a large result."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """An environment that was made and stepped on the workers."""
+    """Result of stepping an environment on the workers."""
 
     env: str
     error: str | None = None
@@ -55,11 +69,11 @@ class Trial:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that was found out."""
+    """The facts about a cluster."""
 
     cluster: str
     failure: str | None = None
-    """Why there is no cluster, or no worker, if so."""
+    """Why there is no cluster, or no worker."""
     tls: bool | None = None
     head: Process | None = None
     scheduler: Process | None = None
@@ -67,72 +81,53 @@ class Report:
     routes: tuple[Route, ...] = ()
     trial: Trial | None = None
     script: str | None = None
-    """What a batch system is given."""
+    """The job script for a batch system."""
     logs: Mapping[str, str] = field(default_factory=dict)
-    """The ends of the logs of jobs that brought no worker."""
+    """Last lines of the logs of jobs whose workers did not connect."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something to change, or to know."""
+    """A problem to solve, or a note."""
 
     text: str
     blocking: bool = True
-    """Whether the cluster cannot be used before it is changed."""
+    """Whether the cluster cannot be used before this is changed."""
 
 
 def judge(report: Report) -> list[Finding]:
-    """Return what follows from a report; nothing that blocks means ready.
+    """Return the findings that follow from a report; the cluster is ready if none is blocking.
 
     Examples
     --------
     >>> judge(Report("slurm", failure="no worker came within 60 s"))[0].blocking
     True
     """
-    found: list[Finding] = []
+    found = _versions(report) + _routes(report.routes) + _processors(report.workers)
     if report.failure is not None:
-        found.append(Finding(report.failure + _what_the_logs_say(report.logs)))
-    found += _versions(report)
-    found += _routes(report.routes)
-    found += _processors(report.workers)
+        found.insert(0, Finding(report.failure + _log_advice(report.logs)))
     if report.trial is not None and report.trial.error is not None:
         found.append(
             Finding(f"{report.trial.env} does not run on the workers: {report.trial.error}")
         )
     if report.tls is False:
         found.append(
-            Finding(
-                "the cluster speaks plain TCP: whoever reaches its ports can run code as you. "
-                "Clusters that ClusterEnv starts speak TLS unless security=False",
-                blocking=False,
+            _note(
+                "the cluster speaks plain TCP: everyone who reaches its ports can run code as you. "
+                "Clusters that ClusterEnv starts speak TLS unless security=False"
             )
         )
     return found
 
 
-def _what_the_logs_say(logs: Mapping[str, str]) -> str:
-    text = "\n".join(logs.values())
-    for sign, advice in (
-        (
-            "No module named",
-            "install the package in the environment of the jobs, or name another "
-            "Python in the cluster file: python: /path/to/python",
-        ),
-        (
-            "No such file or directory",
-            "the Python or a file of the job is not on the nodes: name "
-            "one that is (python: …), or load it in the prologue",
-        ),
-        ("command not found", "the prologue calls what the nodes do not have"),
-        (
-            "Timed out",
-            "the job cannot reach the scheduler: name the network that both are on, interface: ib0",
-        ),
-        ("oom_kill", "the job ran out of memory: raise memory"),
-        ("oom-kill", "the job ran out of memory: raise memory"),
-        ("out of memory", "the job ran out of memory: raise memory"),
-    ):
-        if sign.lower() in text.lower():
+def _note(text: str) -> Finding:
+    return Finding(text, blocking=False)
+
+
+def _log_advice(logs: Mapping[str, str]) -> str:
+    text = "\n".join(logs.values()).lower()
+    for sign, advice in _ADVICE.items():
+        if sign.lower() in text:
             return f". The log of a job says {sign!r}: {advice}"
     return ""
 
@@ -145,25 +140,23 @@ def _versions(report: Report) -> list[Finding]:
     for package, ours in report.head.versions.items():
         if ours is None:
             continue
-        apart: dict[str | None, list[str]] = {}
+        differ: dict[str | None, list[str]] = {}
         for process in others:
             theirs = process.versions.get(package)
-            # The scheduler runs no environments: it needs what Dask itself needs.
+            # The scheduler runs no environments: it needs only the packages of Dask itself.
             needed = process is not report.scheduler or package in ("python", "dask", "distributed")
             if needed and theirs != ours:
-                apart.setdefault(theirs, []).append(process.name)
-        for theirs, names in apart.items():
+                differ.setdefault(theirs, []).append(process.name)
+        for theirs, names in differ.items():
             where = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
             if theirs is None:
                 found.append(Finding(f"{package} {ours} is not installed on {where}: install it"))
-                continue
-            found.append(
-                Finding(
+            else:
+                text = (
                     f"{package} is {ours} at the head and {theirs} on {where}: use one environment "
-                    "for both",
-                    blocking=_release(ours) != _release(theirs),
+                    "for both"
                 )
-            )
+                found.append(Finding(text, blocking=_release(ours) != _release(theirs)))
     return found
 
 
@@ -174,6 +167,7 @@ def _release(version: str) -> list[str]:
 def _routes(routes: tuple[Route, ...]) -> list[Finding]:
     found = []
     for route in routes:
+        seconds, rate = route.seconds or 0.0, route.bytes_per_second or _SLOW_BYTES
         if route.error is not None:
             found.append(
                 Finding(
@@ -183,20 +177,18 @@ def _routes(routes: tuple[Route, ...]) -> list[Finding]:
                     "['--worker-port', '9101:9200']"
                 )
             )
-        elif (route.seconds or 0) > _SLOW_SECONDS:
+        elif seconds > _SLOW_SECONDS:
             found.append(
-                Finding(
-                    f"a call to {route.worker} takes {1e3 * (route.seconds or 0):.0f} ms: step by "
-                    "step will be slow; collect with the policy beside the environments",
-                    blocking=False,
+                _note(
+                    f"a call to {route.worker} takes {1e3 * seconds:.0f} ms: step by step will be "
+                    "slow; collect with the policy beside the environments"
                 )
             )
-        elif (route.bytes_per_second or _SLOW_BYTES) < _SLOW_BYTES:
+        elif rate < _SLOW_BYTES:
             found.append(
-                Finding(
-                    f"{(route.bytes_per_second or 0) / 1e6:.0f} MB/s from {route.worker}: is there "
-                    "a faster network than the one in use (interface: ib0)?",
-                    blocking=False,
+                _note(
+                    f"{rate / 1e6:.0f} MB/s from {route.worker}: is there a faster network than "
+                    "the one in use (interface: ib0)?"
                 )
             )
     return found
@@ -204,15 +196,50 @@ def _routes(routes: tuple[Route, ...]) -> list[Finding]:
 
 def _processors(workers: tuple[Process, ...]) -> list[Finding]:
     found = []
-    crowds = Counter(worker.host for worker in workers if worker.host and worker.cpus)
-    for host, count in crowds.items():
+    counts = Counter(worker.host for worker in workers if worker.host and worker.cpus)
+    for host, count in counts.items():
         cpus = max(worker.cpus or 0 for worker in workers if worker.host == host)
         if count > cpus:
+            shared = f"{cpus} CPU{'s' if cpus > 1 else ''}"
             found.append(
-                Finding(
-                    f"{count} workers on {host} share {cpus} CPU{'s' if cpus > 1 else ''}: they "
-                    "slow each other down",
-                    blocking=False,
-                )
+                _note(f"{count} workers on {host} share {shared}: they slow each other down")
             )
     return found
+
+
+def show(report: Report) -> str:
+    """Format a report as text."""
+    lines = [f"cluster     {report.cluster}"]
+    if report.script is not None:
+        lines += ["job script", *(f"    {line}" for line in report.script.strip().splitlines())]
+    for path, tail in report.logs.items():
+        lines += [f"the end of {path}", *(f"    {line}" for line in tail.splitlines())]
+    if report.tls is not None:
+        lines.append(f"TLS         {'yes' if report.tls else 'no'}")
+    processes = [each for each in (report.head, report.scheduler, *report.workers) if each]
+    if processes:
+        lines.append("versions    " + "  ".join(_SHOWN))
+        for process in processes:
+            versions = "  ".join(process.versions.get(name) or "-" for name in _SHOWN)
+            lines.append(f"    {process.name}: {versions}")
+    for process in report.workers:
+        if process.host is not None:
+            lines.append(
+                f"CPUs        {process.name} on {process.host}: {process.cpus} to run on, "
+                f"{process.threads} thread{'s' if (process.threads or 0) > 1 else ''}"
+            )
+    for route in report.routes:
+        way = f"from {route.source or '?'} ({route.interface or '?'})"
+        speed = "not reached" if route.error else "reached"
+        if route.seconds is not None and route.bytes_per_second is not None:
+            speed = (
+                f"{1e3 * route.seconds:.1f} ms there and back, "
+                f"{route.bytes_per_second / 1e6:,.0f} MB/s"
+            )
+        lines.append(f"route       {way} to {route.worker}: {speed}")
+    if report.trial is not None and report.trial.steps_per_second is not None:
+        lines.append(
+            f"environment {report.trial.env}: {report.trial.steps_per_second:,.0f} steps/s, one "
+            "environment per worker"
+        )
+    return "\n".join(lines)

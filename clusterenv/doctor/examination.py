@@ -1,11 +1,7 @@
-"""Says whether a cluster is ready for environments, and what to change if it is not.
-
-``python -m clusterenv.doctor --cluster cluster.yaml --env LunarLander-v3``
-"""
+"""Collects the facts about a cluster that matter for environments."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import socket
 import statistics
@@ -25,47 +21,28 @@ from clusterenv.cluster.connect import connect, starts_empty, wait_for_workers
 from clusterenv.doctor.diagnosis import Process, Report, Route, Trial, judge
 from clusterenv.errors import ClusterEnvError, NoWorkers
 
-__all__ = ["examine", "main", "show"]
+__all__ = ["examine"]
 
 _PACKAGES = ("clusterenv", "gymnasium", "pyarrow", "torch")
-_SHOWN = ("python", "clusterenv", "dask", "distributed", "cloudpickle", "numpy", "pyarrow", "torch")
 _CALLS = 30
 _BLOCK = 16 << 20
 _STEPS = 50
 _TAIL_LINES = 15
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Examine a cluster and print what was found; return 0 if it is ready and 1 if not."""
-    parser = argparse.ArgumentParser("clusterenv doctor", description=__doc__)
-    parser.add_argument("--cluster", default="local", help="whatever clusterenv.connect takes")
-    parser.add_argument("--env", help="id of an environment to step on the workers")
-    parser.add_argument("--workers", type=int, help="to start, where a cluster is started")
-    parser.add_argument("--timeout", type=float, default=120, help="seconds to wait for workers")
-    args = parser.parse_args(argv)
-    report = examine(args.cluster, args.env, args.workers, args.timeout)
-    print(show(report))
-    findings = judge(report)
-    for finding in sorted(findings, key=lambda finding: not finding.blocking):
-        print(f"{'change' if finding.blocking else 'note'}: {finding.text}")
-    ready = not any(finding.blocking for finding in findings)
-    print("ready" if ready else "not ready")
-    return 0 if ready else 1
-
-
 def examine(
     cluster: str, env: str | None = None, workers: int | None = None, timeout: float = 120
 ) -> Report:
-    """Find out everything about a cluster that matters for environments.
+    """Examine a cluster: its workers, versions, routes and speed.
 
     Parameters
     ----------
     cluster
-        Whatever :func:`clusterenv.connect` takes.
+        Anything that :func:`clusterenv.connect` takes.
     env
-        The id of an environment that shall be stepped on the workers.
+        Id of an environment to step on the workers.
     workers
-        How many to start, if a cluster is started.
+        Number of workers to start, if a cluster is started.
     timeout
         Seconds to wait for workers.
     """
@@ -98,15 +75,15 @@ def _examine_workers(
         head=_process("head", versions["client"]),
         scheduler=_process("scheduler", versions["scheduler"]),
         workers=tuple(_process(address, versions["workers"].get(address)) for address in addresses),
-        routes=tuple(_way(client, address) for address in addresses),
+        routes=tuple(_route(client, address) for address in addresses),
     )
     if any(finding.blocking for finding in judge(report)):
-        return report  # code that is sent to another Python may do anything
-    seen = client.run(_looker())
+        return report  # do not send code to a Python of another version
+    hardware = client.run(_hardware())
     timed = [_timed(client, route) for route in report.routes]
     trial = None if env is None else _try(client, env, len(addresses))
-    processes = [dataclasses.replace(each, **seen.get(each.name, {})) for each in report.workers]
-    return dataclasses.replace(report, workers=tuple(processes), routes=tuple(timed), trial=trial)
+    found = [dataclasses.replace(each, **hardware.get(each.name, {})) for each in report.workers]
+    return dataclasses.replace(report, workers=tuple(found), routes=tuple(timed), trial=trial)
 
 
 def _process(name: str, answer: Mapping[str, Any] | None) -> Process:
@@ -116,9 +93,9 @@ def _process(name: str, answer: Mapping[str, Any] | None) -> Process:
     return Process(name, packages)
 
 
-def _looker() -> Callable[..., dict[str, Any]]:
-    # Functions within functions are sent by value: this one runs where clusterenv is missing.
-    def look(dask_worker: Any) -> dict[str, Any]:
+def _hardware() -> Callable[..., dict[str, Any]]:
+    # Nested functions are pickled by value: this one runs where clusterenv is not installed.
+    def hardware(dask_worker: Any) -> dict[str, Any]:
         import os
         import socket
 
@@ -129,11 +106,11 @@ def _looker() -> Callable[..., dict[str, Any]]:
             "threads": dask_worker.state.nthreads,
         }
 
-    return look
+    return hardware
 
 
-def _way(client: Client, worker: str) -> Route:
-    """Connect to a worker as the head of an environment would."""
+def _route(client: Client, worker: str) -> Route:
+    """Connect to a worker as the head does."""
     if worker.startswith("inproc://"):
         return Route(worker)
     host, port = get_address_host_port(worker)
@@ -160,10 +137,10 @@ def _echo() -> type:
 
 
 def _timed(client: Client, route: Route) -> Route:
-    """Measure calls of an actor, which answers the head directly."""
+    """Measure the latency and bandwidth of actor calls, which bypass the scheduler."""
     future = client.submit(_echo(), actor=True, workers=[route.worker], pure=False)
     try:
-        with client.as_current():  # not Dask's default client
+        with client.as_current():  # otherwise the actor uses Dask's default client
             actor = future.result()
         actor.block(0).result()
         calls = [_seconds(lambda: actor.block(0).result()) for _ in range(_CALLS)]
@@ -196,7 +173,7 @@ def _try(client: Client, env: str, workers: int) -> Trial:
 
 
 def _job_logs(client: Client) -> dict[str, str]:
-    """Return the ends of the logs of a cluster's jobs, as far as they can be found."""
+    """Return the last lines of the logs of a cluster's jobs, as far as they can be found."""
     logs: dict[str, str] = {}
     for job in getattr(client.cluster, "workers", {}).values():
         identity = getattr(job, "job_id", None)
@@ -208,41 +185,3 @@ def _job_logs(client: Client) -> dict[str, str]:
             if lines:
                 logs[str(path)] = "\n".join(lines[-_TAIL_LINES:])
     return logs
-
-
-def show(report: Report) -> str:
-    """Return a report as text."""
-    lines = [f"cluster     {report.cluster}"]
-    if report.script is not None:
-        lines += ["job script", *(f"    {line}" for line in report.script.strip().splitlines())]
-    for path, tail in report.logs.items():
-        lines += [f"the end of {path}", *(f"    {line}" for line in tail.splitlines())]
-    if report.tls is not None:
-        lines.append(f"TLS         {'yes' if report.tls else 'no'}")
-    processes = [each for each in (report.head, report.scheduler, *report.workers) if each]
-    if processes:
-        lines.append("versions    " + "  ".join(_SHOWN))
-        for process in processes:
-            versions = "  ".join(process.versions.get(name) or "-" for name in _SHOWN)
-            lines.append(f"    {process.name}: {versions}")
-    for process in report.workers:
-        if process.host is not None:
-            lines.append(
-                f"CPUs        {process.name} on {process.host}: {process.cpus} to run on, "
-                f"{process.threads} thread{'s' if (process.threads or 0) > 1 else ''}"
-            )
-    for route in report.routes:
-        way = f"from {route.source or '?'} ({route.interface or '?'})"
-        speed = "not reached" if route.error else "reached"
-        if route.seconds is not None and route.bytes_per_second is not None:
-            speed = (
-                f"{1e3 * route.seconds:.1f} ms there and back, "
-                f"{route.bytes_per_second / 1e6:,.0f} MB/s"
-            )
-        lines.append(f"route       {way} to {route.worker}: {speed}")
-    if report.trial is not None and report.trial.steps_per_second is not None:
-        lines.append(
-            f"environment {report.trial.env}: {report.trial.steps_per_second:,.0f} steps/s, one "
-            "environment per worker"
-        )
-    return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from clusterenv.data.fragment import Fragment
 from clusterenv.policies.adapters import (
     Categorical,
     CleanRL,
@@ -18,6 +19,7 @@ __all__ = [
     "Context",
     "Decision",
     "EpsilonGreedy",
+    "Fragment",
     "Gaussian",
     "PaperAgent",
     "Policy",

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from clusterenv.data.codec import Parts, packed
+from clusterenv.data.codec import Parts, encode
 from clusterenv.data.fragment import Fragment
 from clusterenv.data.pickling import dumps
 from clusterenv.data.seeds import env_seeds
@@ -119,7 +119,7 @@ class Stream:
                 between = self._between if self._by_step and not fresh else None
                 fragment = self._loop.fragment(self._acting(), fresh, between)
                 self._busy = False
-                parts, body = packed(fragment)
+                parts, body = encode(fragment)
                 meta = self._meta(fragment, newest, divergence, parts)
                 self._outbox.put((fragment, meta, body))
         except Interrupted:

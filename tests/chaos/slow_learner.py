@@ -11,7 +11,9 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from test_backpressure import Still, Wide, memory
+from agents import Still
+from conftest import memory
+from worlds import Wide
 
 import clusterenv
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import dask
 import pytest
+from collecting import check, collecting
 from conftest import wait_until
-from test_restarts import check, collecting
 from wire import TUN, Wire
 
 import clusterenv

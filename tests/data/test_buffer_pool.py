@@ -1,4 +1,4 @@
-"""Memory that is lent again: only when nobody holds it, and never more than a bound."""
+"""Memory is reused only when no array refers to it, and no more of it is kept than a bound."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def place(array: np.ndarray[Any, Any]) -> int:
     return int(array.ctypes.data)
 
 
-def test_memory_that_nobody_holds_is_lent_again() -> None:
-    lender = BufferPool()
-    first = lender.empty((300, 84, 84), BYTES)
+def test_memory_that_is_no_longer_referenced_is_reused() -> None:
+    pool = BufferPool()
+    first = pool.empty((300, 84, 84), BYTES)
     at = place(first)
     del first
-    again = lender.empty((75, 84, 84), np.dtype(np.float32))  # other rows, as many bytes
+    again = pool.empty((75, 84, 84), np.dtype(np.float32))  # other rows, as many bytes
     assert (place(again), again.shape, again.dtype) == (at, (75, 84, 84), np.float32)
     assert again.flags.c_contiguous
     assert again.flags.writeable
@@ -45,54 +45,54 @@ HOLDERS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_memory_that_somebody_holds_is_left_alone(holder: str) -> None:
-    lender = BufferPool()
-    array = lender.empty((300, 7056), BYTES)
+def test_memory_that_is_still_referenced_is_not_reused(holder: str) -> None:
+    pool = BufferPool()
+    array = pool.empty((300, 7056), BYTES)
     array[:] = 7
     at, held = place(array), HOLDERS[holder](array)
     del array
     gc.collect()
-    other = lender.empty((300, 7056), BYTES)
+    other = pool.empty((300, 7056), BYTES)
     other[:] = 9
     assert place(other) != at
     assert (np.asarray(held).view(np.uint8) == 7).all()
     del held
-    assert place(lender.empty((300, 7056), BYTES)) == at
+    assert place(pool.empty((300, 7056), BYTES)) == at
 
 
-def test_what_is_let_go_in_another_thread_comes_back_too() -> None:
-    lender = BufferPool()
-    held = [lender.empty((2 * LARGE,), BYTES)]
+def test_memory_that_another_thread_frees_is_reused() -> None:
+    pool = BufferPool()
+    held = [pool.empty((2 * LARGE,), BYTES)]
     at = place(held[0])
     thread = threading.Thread(target=held.clear)
     thread.start()
     thread.join()
-    assert place(lender.empty((2 * LARGE,), BYTES)) == at
+    assert place(pool.empty((2 * LARGE,), BYTES)) == at
 
 
-def test_no_more_waits_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffer_pool, "_MOST", 5 * LARGE)
-    lender = BufferPool()
-    arrays = [lender.empty((2 * LARGE,), BYTES) for _ in range(4)]
+def test_free_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffer_pool, "_MAX_FREE", 5 * LARGE)
+    pool = BufferPool()
+    arrays = [pool.empty((2 * LARGE,), BYTES) for _ in range(4)]
     del arrays
-    assert lender.waiting_bytes == 4 * LARGE
-    other = lender.empty((3 * LARGE,), BYTES)
+    assert pool.free_bytes == 4 * LARGE
+    other = pool.empty((3 * LARGE,), BYTES)
     at = place(other)
     del other  # what is not used any more makes room
-    assert place(lender.empty((3 * LARGE,), BYTES)) == at
+    assert place(pool.empty((3 * LARGE,), BYTES)) == at
 
 
-def test_threads_that_take_and_give_at_once_never_share_memory(
+def test_threads_that_allocate_and_free_at_once_never_share_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(buffer_pool, "_MOST", 12 * LARGE)
-    lender, wrong = BufferPool(), []
+    monkeypatch.setattr(buffer_pool, "_MAX_FREE", 12 * LARGE)
+    pool, wrong = BufferPool(), []
 
     def work(mark: int) -> None:
         rng = np.random.default_rng(mark)
         for _ in range(300):
             size = int(rng.integers(LARGE, 5 * LARGE))
-            array = lender.empty((size,), BYTES)
+            array = pool.empty((size,), BYTES)
             array[::4096] = mark
             if (array[::4096] != mark).any() or len(array) != size:
                 wrong.append(mark)
@@ -103,10 +103,10 @@ def test_threads_that_take_and_give_at_once_never_share_memory(
     for thread in threads:
         thread.join()
     assert not wrong
-    assert lender.waiting_bytes <= 12 * LARGE
+    assert pool.free_bytes <= 12 * LARGE
 
 
-def test_the_lender_may_go_first() -> None:
+def test_an_array_outlives_its_pool() -> None:
     array = BufferPool().empty((LARGE,), BYTES)
     array[:] = 3
     gc.collect()

@@ -20,9 +20,8 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
 import clusterenv
-from clusterenv import Batch, ReplayStore, RolloutStore
-from clusterenv.data.tensordict import to_tensordict
-from clusterenv.errors import ConfigError
+from clusterenv import Batch, ReplayStore, RolloutStore, to_tensordict
+from clusterenv.errors import ArgumentTypeError, ConfigError
 from clusterenv.returns import gae, next_values
 
 
@@ -145,3 +144,9 @@ def test_without_torchrl_the_error_says_what_to_install(
     monkeypatch.setitem(sys.modules, "tensordict", None)
     with pytest.raises(ConfigError, match="pip install torchrl"):
         Fleet().next()[0].tensordict()
+
+
+@pytest.mark.parametrize("columns", [None, {}, {"reward": torch.zeros(2)}, {"reward": "much"}])
+def test_columns_that_are_no_rows_are_refused(columns: Any) -> None:
+    with pytest.raises(ArgumentTypeError, match=r"to_tensordict\(store\.sample\(64\)\)"):
+        to_tensordict(columns)

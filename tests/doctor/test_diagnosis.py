@@ -76,7 +76,7 @@ def test_a_good_cluster_leaves_nothing_to_say() -> None:
         ),
         (
             Report("slurm", failure="no worker came", logs={"a": "module: command not found"}),
-            "the prologue calls what the nodes do not have",
+            "the prologue calls a command that the nodes do not have",
             True,
         ),
         (

@@ -79,6 +79,7 @@ TARGETS = (
     # Clusters and environments
     Target("clusterenv.connect", {"cluster": "client"}, never=_STARTS),
     Target("clusterenv.make_vec", {"env": "World", **_RUNS}, never=_STARTS, weight=2),
+    Target("clusterenv.env_spaces", {"env": "World"}),
     Target("envs.reset", {"seed": "1", "options": "{}"}, weight=2),
     Target("envs.step", {"actions": "[2] * 4"}, before="envs.reset()", weight=2),
     Target(
@@ -168,6 +169,7 @@ TARGETS = (
         {**_SAVED, "dataset_id": "'fuzz/x-v0'", "env": "OfBatch()"},
         form="minari.delete_dataset({}.id)",
     ),
+    Target("clusterenv.to_tensordict", {"columns": "batch.torch().columns"}),
     # Policies
     Target("policies.Categorical", {"module": "nn.Linear(4, 2)"}),
     Target("policies.Gaussian", {"module": "nn.Linear(4, 2)"}),
@@ -181,6 +183,12 @@ LEFT_OUT = {
     "ClusterEnv",  # made by make_vec
     "ClusterEnv.close_extras",  # called by close
     *("Batch", "Stats", "Rollout", "RolloutStats", "ReplayStats"),  # made by what returns them
-    *("Policy", "Context", "Decision", "Sampler"),  # for subclasses, and what these are given
+    *(
+        "Policy",
+        "Context",
+        "Decision",
+        "Fragment",
+        "Sampler",
+    ),  # for subclasses, and what these are given
 }
 """Public classes and methods that are not called here."""

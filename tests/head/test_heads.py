@@ -38,7 +38,7 @@ import sys
 sys.path.insert(0, {TESTS!r})
 import clusterenv
 from distributed import Client
-from test_restarts import collecting
+from collecting import collecting
 client = Client({client.scheduler.address!r})
 collector = collecting(clusterenv.connect(client))
 for count, batch in enumerate(collector):

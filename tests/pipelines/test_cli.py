@@ -34,6 +34,8 @@ SLOW = ("torch", "pyarrow", "pandas", "distributed", "matplotlib", "gymnasium")
         (["train", "--help"], SLOW),
         (["bench", "--help"], SLOW),
         (["tran", "dqn"], SLOW),
+        (["--version"], ("torch", "pyarrow", "distributed")),
+        (["doctor", "--help"], ("torch", "pyarrow", "distributed")),
         (["inspect", "--help"], ("matplotlib", "tensorboard")),
         (["plot", "--help"], ("matplotlib", "tensorboard")),
         (["train", "ppo", "--help"], ("matplotlib", "tensorboard")),

@@ -15,7 +15,7 @@ import torch
 from batches import Fleet, Frames, all_of, same, transitions
 from conftest import wait_until
 from distributed import Client
-from test_dqn import ROOT, check_rows, small
+from small_runs import ROOT, check_rows, small
 
 import clusterenv
 from clusterenv.errors import ConfigError, UnknownEnv

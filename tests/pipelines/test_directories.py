@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from batches import Fleet
 from distributed import Client
-from test_dqn import small
+from small_runs import small
 
 from clusterenv.errors import ConfigError
 from clusterenv.store import Journal, ReplayStore

@@ -20,40 +20,20 @@ import pytest
 import torch
 from conftest import wait_until
 from distributed import Client
+from small_runs import ROOT, check_rows, small
 from torch import Tensor
 
 import clusterenv
 from clusterenv.errors import ConfigError, Diverged, StoreTooLarge, UnknownEnv
 from clusterenv.store import NStep, ReplayStore, Uniform
 from pipelines.directories import note_of
-from pipelines.dqn import Args, Learner, epsilon_schedule, main, preset, targets, train
+from pipelines.dqn import Args, Learner, epsilon_schedule, main, targets, train
 from pipelines.q_networks import QNetwork, is_image, stack_of
 from pipelines.sessions import run_directory
 
 BOX = gym.spaces.Box(-1, 1, (4,), np.float32)
 IMAGES = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
 TWO = gym.spaces.Discrete(2)
-ROOT = Path(__file__).parents[2]
-
-
-def small(out: Path | None, **changes: object) -> Args:
-    """A run of some hundred updates."""
-    settings = {
-        "total_steps": 1_024,
-        "num_envs": 4,
-        "horizon": 8,
-        "shards": 2,
-        "min_rows": 128,
-        "batch": 16,
-        "hidden": (16,),
-        "log_every": 128,
-        "checkpoint_every": 256,
-        "rows_per_update": 8,
-        "publish_every": 8,
-        "epsilon_steps": 500,
-        "quiet": True,
-    }
-    return preset("CartPole-v1", **{**settings, "out": out, **changes})
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -325,22 +305,6 @@ def test_weights_move_when_the_softmax_of_values_has_diverged(tmp_path: Path, cl
     often = train(small(tmp_path / "often", cluster=cluster, **rule, threshold=1e-6))
     rarely = train(small(tmp_path / "rarely", cluster=cluster, **rule, threshold=0.1))
     assert 0 < rarely.pulls < often.pulls
-
-
-def check_rows(dataset: Path) -> int:
-    """Fail unless every row follows the one before; return how many there are."""
-    table = clusterenv.open_dataset(dataset).to_table()
-    names = ("run", "incarnation", "env", "episode", "step")
-    keys = np.stack([table[name].to_numpy() for name in names], axis=1)
-    assert len(np.unique(keys, axis=0)) == len(keys)
-    ends = table["terminated"].to_numpy() | table["truncated"].to_numpy()
-    for source in np.unique(keys[:, :3], axis=0):
-        mine = (keys[:, :3] == source).all(1)
-        episode, step, over = keys[mine, 3], keys[mine, 4], ends[mine]
-        assert (episode[0], step[0]) == (0, 0)
-        np.testing.assert_array_equal(episode[1:], episode[:-1] + over[:-1])
-        np.testing.assert_array_equal(step[1:], np.where(over[:-1], 0, step[:-1] + 1))
-    return len(keys)
 
 
 def test_a_run_killed_in_the_middle_goes_on_with_the_same_command(

@@ -263,5 +263,5 @@ def test_the_doctor_shows_why_a_job_failed(
     assert doctor.main(["--cluster", str(path), "--timeout", "15"]) == 1
     said = capsys.readouterr().out
     assert "module: command not found" in said
-    assert "the prologue calls what the nodes do not have" in said
+    assert "the prologue calls a command that the nodes do not have" in said
     assert said.endswith("not ready\n")

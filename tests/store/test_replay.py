@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import threading
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from batches import Fleet, Frames, TwoLeaves, Vector, all_of, fill, same, transitions
-from stores import EVERY_KIND, Kind, go_on_alike
+from stores import EVERY_KIND, Kind, files, go_on_alike, no_file_larger_than
 
 import clusterenv
 from clusterenv.errors import (
@@ -42,25 +40,6 @@ from clusterenv.store import (
 )
 from clusterenv.store.samplers.sum_tree import SumTree
 from clusterenv.store.table import memory
-
-
-@contextmanager
-def no_file_larger_than(nbytes: int) -> Iterator[None]:
-    """Let the system refuse to write more into a file, as a full disk does."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))  # Python ignores SIGXFSZ
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def files(directory: Path) -> dict[str, bytes]:
-    return {
-        path.name: path.read_bytes()
-        for path in directory.iterdir()
-        if path.is_file() and path.name != "lock"
-    }
 
 
 def filled(batches: int = 12, **options: Any) -> tuple[ReplayStore, list[Any]]:

@@ -13,12 +13,12 @@ import pytest
 import torch
 from batches import Fleet, Row, Vector, all_of, observations, same, transitions
 from distributed import Client
-from test_samplers import n_step
+from stores import n_step
 from worlds import Labelled
 
 import clusterenv
 from clusterenv import Batch
-from clusterenv.data.run_id import new_run_id
+from clusterenv.data.seeds import new_run_id
 from clusterenv.store import Journal, NStep, ReplayStore, Uniform
 from clusterenv.store.journal.dataset import episodes
 

@@ -18,7 +18,7 @@ from clusterenv import config
 from clusterenv.cluster.connect import ClusterLike
 from clusterenv.data.batch import Batch
 from clusterenv.data.checks import is_number
-from clusterenv.data.pickling import dumps, pickled
+from clusterenv.data.pickling import dumps, dumps_by_value
 from clusterenv.data.processes import ProcessGuard
 from clusterenv.data.spaces import Layout
 from clusterenv.errors import ClosedError, ConfigError, shown
@@ -134,7 +134,7 @@ class Collector:
         recipe = make_recipe(env, num_envs, engine, None, wrappers, env_kwargs)
         relays = _relays(policy)
         spec = StreamSpec(policy, rule, horizon, seed, version, switch, env_faults, relays, text)
-        stream = pickled(spec)
+        stream = dumps_by_value(spec, "the policy")
         self._fleet, self._owned_client = open_fleet(recipe, num_envs, shards, cluster, stream)
         with contextlib.ExitStack() as undo:  # what follows may raise, and nobody would close it
             if self._owned_client is not None:

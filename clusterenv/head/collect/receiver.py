@@ -14,7 +14,7 @@ import numpy as np
 from clusterenv import config
 from clusterenv.data.batch import Batch
 from clusterenv.data.buffer_pool import BufferPool
-from clusterenv.data.codec import Parts, columns_of, largest_fragment, nbytes_of
+from clusterenv.data.codec import Parts, decode, largest_fragment, nbytes_of
 from clusterenv.data.fragment import Cut
 from clusterenv.data.pickling import dumps
 from clusterenv.data.spaces import Array, Layout
@@ -270,7 +270,7 @@ class Receiver:
             raise env_error(handle, blob)
 
     def _batch(self, handle: ShardHandle, body: Array, meta: FragmentMeta) -> Batch:
-        columns, tails, state = columns_of(body, Parts(*meta.parts))
+        columns, tails, state = decode(body, Parts(*meta.parts))
         tail_rows = tails.pop("")
         cuts = [Cut(*cut) for cut in meta.cuts]
         batch = Batch(

@@ -12,9 +12,9 @@ from distributed import Actor, Client, wait
 
 from clusterenv import config
 from clusterenv.cluster.connect import wait_for_workers
-from clusterenv.cluster.keep_shards import keep_shards
+from clusterenv.cluster.plugins import protect_shards
 from clusterenv.data.observation_mode import check_same_spaces
-from clusterenv.data.run_id import new_run_id
+from clusterenv.data.seeds import new_run_id
 from clusterenv.errors import (
     ClosedError,
     NoWorkers,
@@ -58,7 +58,7 @@ class Fleet:
         self._closed = False
         self._closing = threading.Lock()
         self._ends: dict[str, float] = {}  # of workers with a lifetime, by the monotonic clock
-        keep_shards(client)
+        protect_shards(client)
         try:
             self._place(shares)
             self.description = _joined(self._open(self.handles))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from clusterenv.data.pickling import dumps, pickled
+from clusterenv.data.pickling import dumps, dumps_by_value
 from clusterenv.data.spaces import Array, Column, Layout
 from clusterenv.errors import ConfigError
 from clusterenv.head.fleet.arguments import check_rule
@@ -32,7 +32,7 @@ class RemotePolicy:
         self, policy: Policy, rule: SyncRule, observations: Layout, shards: int, envs: int
     ) -> None:
         check_rule(rule, policy)
-        self._pickled = pickled(policy)
+        self._pickled = dumps_by_value(policy, "the policy")
         self._kind = type(policy)
         self._rule = rule
         self._publisher = Publisher(policy, rule, observations, shards)

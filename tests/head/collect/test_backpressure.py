@@ -5,39 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
-import psutil
-import torch
+from agents import Still
+from conftest import memory
 from distributed import Client
+from worlds import Wide
 
 import clusterenv
-from clusterenv.policies.base import Context, Decision, Policy
-
-
-class Wide(gym.Env[Any, Any]):
-    """Observations of a quarter of a megabyte, made at once."""
-
-    observation_space = gym.spaces.Box(0, 255, (1 << 18,), np.uint8)
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.obs = np.zeros(1 << 18, np.uint8)
-        return self.obs, {}
-
-    def step(self, action: Any) -> Any:
-        return self.obs, 0.0, False, False, {}
-
-
-class Still(Policy):
-    def act(self, obs: Any, context: Context) -> Decision:
-        return Decision(torch.zeros(len(obs), dtype=torch.long), {})
-
-
-def memory(client: Client) -> list[int]:
-    workers = client.run(lambda: psutil.Process().memory_info().rss)
-    return [psutil.Process().memory_info().rss, *workers.values()]
 
 
 def test_nobody_runs_ahead_of_a_learner_that_rests(client: Client, leaves_nothing: None) -> None:

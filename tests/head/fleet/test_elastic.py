@@ -13,9 +13,9 @@ import dask
 import gymnasium as gym
 import pytest
 from agents import Cycle
+from collecting import check, collecting, policy
 from conftest import wait_until
 from distributed import Client, LocalCluster
-from test_restarts import check, collecting, policy
 from worlds import Slow
 
 import clusterenv

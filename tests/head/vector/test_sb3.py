@@ -16,9 +16,9 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 import clusterenv
+from clusterenv import SB3VecEnv
 from clusterenv.errors import ConfigError
 from clusterenv.head.vector import sb3
-from clusterenv.head.vector.sb3 import SB3VecEnv
 
 
 def test_sb3_gets_what_its_own_dummy_vec_env_gives(client: Client) -> None:

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 from batches import Fleet, Frames, Row, Vector, all_of, changed, fill, same, transitions
 from other_process import errors, new_fleet, new_store, one_round
-from stores import EVERY_KIND, Kind, go_on_alike
-from test_replay import files, no_file_larger_than
+from stores import EVERY_KIND, Kind, files, go_on_alike, no_file_larger_than
 
 from clusterenv import Batch
 from clusterenv.errors import (

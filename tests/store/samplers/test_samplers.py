@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from batches import Fleet, Frames, Row, TwoLeaves, all_of, changed, fill, observations, same
+from stores import n_step
 
 from clusterenv import Batch
 from clusterenv.errors import ConfigError, EmptyStore
@@ -272,17 +273,6 @@ def test_settings_of_priorities_outside_their_range_are_refused(
 
 
 # NStep
-
-
-def n_step(rows: list[Row], at: int, n: int, gamma: float) -> tuple[float, Row, int]:
-    """Return the return, the last row and the steps, by looking each row up."""
-    there = {row.key: row for row in rows}
-    row, total, steps = rows[at], rows[at].reward, 1
-    while steps < n and not (row.terminated or row.truncated) and row.after in there:
-        row = there[row.after]
-        total += gamma**steps * row.reward
-        steps += 1
-    return total, row, steps
 
 
 @pytest.mark.parametrize("tracks", [False, True])

@@ -1,4 +1,4 @@
-"""Brings back what is lost, so that a cluster keeps its size: jobs, and local workers."""
+"""Scheduler plugins: protect workers that hold a shard, and replace lost jobs and workers."""
 
 from __future__ import annotations
 
@@ -10,18 +10,50 @@ from typing import Any
 
 import dask
 from dask.utils import parse_timedelta
-from distributed import Scheduler, SchedulerPlugin
+from distributed import Client, Scheduler, SchedulerPlugin
 from distributed.core import Status
 from distributed.deploy import SpecCluster
 
-__all__ = ["ReplaceLostJobs", "ReplaceLostWorkers", "affordable", "lost_jobs"]
+__all__ = [
+    "ProtectShards",
+    "ReplaceLostJobs",
+    "ReplaceLostWorkers",
+    "affordable",
+    "lost_jobs",
+    "protect_shards",
+]
 
 logger = logging.getLogger("clusterenv")
 
 _WINDOW = 600.0
 _PER_JOB = 5  # replacements within the window
-_LATER = 60.0
-_AFTERWARDS = 0.5  # seconds that Dask has for giving a worker up
+_RETRY_SECONDS = 60.0
+_CLOSE_SECONDS = 0.5  # that Dask takes to close the nanny of a lost worker
+
+
+class ProtectShards(SchedulerPlugin):  # type: ignore[misc]  # distributed is untyped
+    """Lets ``cluster.adapt(...)`` close only workers without actors.
+
+    Without it Dask closes workers that hold actors too, and the actors are lost.
+    """
+
+    name = "clusterenv-protect-shards"
+    idempotent = True
+
+    def valid_workers_downscaling(self, scheduler: Any, workers: list[Any]) -> list[Any]:
+        return [worker for worker in workers if not worker.actors]
+
+
+def protect_shards(client: Client) -> None:
+    """Register :class:`ProtectShards` with the cluster's scheduler."""
+    try:
+        client.register_plugin(ProtectShards())
+    except Exception as error:  # a scheduler without this package cannot import the plugin
+        logger.warning(
+            "the scheduler does not protect workers with shards from adaptive scaling: %s. "
+            "Install clusterenv where the scheduler runs, or do not call cluster.adapt()",
+            error,
+        )
 
 
 def lost_jobs(
@@ -31,23 +63,23 @@ def lost_jobs(
     now: float,
     patience: float,
 ) -> list[str]:
-    """Return the jobs that have ended, as far as their workers tell.
+    """Return the jobs that have ended, judged by their workers.
 
-    A job that is still queued has had no worker, and one whose worker is started anew by its
-    nanny has it back before long; neither is lost.
+    A job that is still queued has had no worker yet, and a worker that its nanny restarts is back
+    soon: neither job is lost.
 
     Parameters
     ----------
     jobs
-        The names of each job's workers.
+        Names of each job's workers.
     present
-        The names of the workers that are there.
+        Names of the workers that are connected.
     gone
-        When workers that had been there left.
+        Time at which workers disconnected.
     now
-        By the same clock.
+        Current time of the same clock.
     patience
-        Seconds after which a worker that left will not come back.
+        Seconds after which a disconnected worker will not return.
 
     Examples
     --------
@@ -66,16 +98,16 @@ def lost_jobs(
 
 
 def affordable(replaced: Sequence[float], jobs: int, now: float) -> int:
-    """Return how many jobs may be replaced: 5 for each job in 10 minutes, so that none is in vain.
+    """Return how many more jobs may be replaced: 5 per job in 10 minutes.
 
     Parameters
     ----------
     replaced
-        When jobs were replaced.
+        Times at which jobs were replaced.
     jobs
-        That there should be.
+        Number of jobs of the cluster.
     now
-        By the same clock.
+        Current time of the same clock.
 
     Examples
     --------
@@ -86,10 +118,10 @@ def affordable(replaced: Sequence[float], jobs: int, now: float) -> int:
 
 
 class ReplaceLostJobs(SchedulerPlugin):  # type: ignore[misc]  # distributed is untyped
-    """Watches the workers of a jobqueue cluster whose scheduler runs in this process.
+    """Replaces lost jobs of a jobqueue cluster whose scheduler runs in this process.
 
-    A job whose workers stay away for ``distributed.deploy.lost-worker-timeout`` is cancelled, in
-    case that it only hangs, and another is submitted.
+    A job whose workers are gone for ``distributed.deploy.lost-worker-timeout`` is cancelled, in
+    case it only hangs, and another one is submitted.
     """
 
     name = "clusterenv-replace-lost-jobs"
@@ -111,9 +143,9 @@ class ReplaceLostJobs(SchedulerPlugin):  # type: ignore[misc]  # distributed is 
         name = self._names.pop(worker, None)
         if name is not None:
             self._gone[name] = time.monotonic()
-            asyncio.get_running_loop().call_later(self._patience, self._look)
+            asyncio.get_running_loop().call_later(self._patience, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         if self._cluster.status != Status.running:
             return
         jobs = {
@@ -125,13 +157,13 @@ class ReplaceLostJobs(SchedulerPlugin):  # type: ignore[misc]  # distributed is 
         allowed = affordable(self._replaced, len(jobs), now)
         if len(lost) > allowed:
             logger.error(
-                "%d jobs ended, after %d that were replaced within 10 minutes: no more are asked "
-                "for until some time has passed. Their logs say why they end; so does "
+                "%d jobs ended, after %d had been replaced within 10 minutes: waiting before more "
+                "are submitted. The logs of the jobs show why they end, and so does "
                 "clusterenv doctor --cluster …",
                 len(lost),
                 len(self._replaced),
             )
-            asyncio.get_running_loop().call_later(_LATER, self._look)
+            asyncio.get_running_loop().call_later(_RETRY_SECONDS, self._check)
             lost = lost[:allowed]
         if lost:
             self._replaced = [then for then in self._replaced if now - then < _WINDOW]
@@ -145,20 +177,19 @@ class ReplaceLostJobs(SchedulerPlugin):  # type: ignore[misc]  # distributed is 
 
     async def _replace(self, lost: list[str]) -> None:
         wanted = len(self._cluster.worker_spec)
-        logger.warning("%s ended; asking for as many jobs again.", ", ".join(lost))
+        logger.warning("%s ended; submitting as many jobs again.", ", ".join(lost))
         try:
             await self._cluster.scale_down(lost)
             self._cluster.scale(jobs=wanted)
         except Exception:
-            logger.exception("no job could be asked for instead of %s", ", ".join(lost))
+            logger.exception("no job could be submitted to replace %s", ", ".join(lost))
 
 
 class ReplaceLostWorkers(SchedulerPlugin):  # type: ignore[misc]  # distributed is untyped
-    """Watches the workers of a local cluster, whose scheduler runs in this process.
+    """Replaces lost workers of a local cluster, whose scheduler runs in this process.
 
-    Dask gives a worker up that stays away for ``distributed.deploy.lost-worker-timeout``: it closes
-    the nanny that would bring it back, as on a busy machine it may after every kill, until no
-    worker is left.
+    If a worker is gone for ``distributed.deploy.lost-worker-timeout``, Dask closes the nanny that
+    would restart it. On a busy machine every kill may end so, until no worker is left.
     """
 
     name = "clusterenv-replace-lost-workers"
@@ -168,11 +199,11 @@ class ReplaceLostWorkers(SchedulerPlugin):  # type: ignore[misc]  # distributed 
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         patience = parse_timedelta(dask.config.get("distributed.deploy.lost-worker-timeout"))
-        asyncio.get_running_loop().call_later(patience + _AFTERWARDS, self._look)
+        asyncio.get_running_loop().call_later(patience + _CLOSE_SECONDS, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         cluster = self._cluster
         lost = cluster.worker_spec.keys() - cluster.workers.keys()
         if cluster.status == Status.running and lost:
-            logger.warning("%d workers stayed away and were given up; starting others.", len(lost))
+            logger.warning("%d workers were lost; starting others.", len(lost))
             cluster.scale(len(cluster.worker_spec))

@@ -1,4 +1,4 @@
-"""Which jobs are asked for again; and local workers that Dask has given up."""
+"""Lost jobs and lost local workers are replaced, within a budget."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from conftest import wait_until
 
 import clusterenv
-from clusterenv.cluster.replacement import affordable, lost_jobs
+from clusterenv.cluster.plugins import affordable, lost_jobs
 
 JOBS = {"a": ["a-0", "a-1"], "b": ["b"]}
 
