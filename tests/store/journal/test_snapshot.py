@@ -21,7 +21,7 @@ from batches import Fleet, Row
 import clusterenv
 from clusterenv.errors import StoreDamaged
 from clusterenv.store import Journal, Prioritized, ReplayStore
-from clusterenv.store.journal.dataset import episodes
+from clusterenv.store.dataset import episodes
 from pipelines.inspection import describe
 
 
@@ -59,9 +59,10 @@ def by_open_dataset(directory: Path) -> list[float]:
 def by_load(directory: Path) -> list[float]:
     with ReplayStore.load(directory) as store:
         assert store.stats.added_rows == store.note["rows"]
-        assert store._ring is not None
-        slots = store._ring.slots(np.arange(store._ring.first, store._ring.end))
-        return store._ring.columns["reward"][slots].tolist()  # type: ignore[no-any-return]
+        ring = store._buffer.ring
+        assert ring is not None
+        slots = ring.slots(np.arange(ring.first, ring.end))
+        return ring.columns["reward"][slots].tolist()  # type: ignore[no-any-return]
 
 
 def by_episodes(directory: Path) -> set[float]:

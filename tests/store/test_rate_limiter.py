@@ -238,8 +238,8 @@ def rewards(batches: list[Batch]) -> list[float]:
 
 def held(store: ReplayStore) -> list[float]:
     """Return the rewards of all rows, oldest first."""
-    assert store._ring is not None
-    return rewards([store._ring.batch(block) for block in store._ring.blocks])
+    assert store._buffer.ring is not None
+    return rewards([store._buffer.ring.batch(block) for block in store._buffer.ring.blocks])
 
 
 def test_feeding_keeps_a_batch_larger_than_any_before_until_the_learner_has_caught_up() -> None:
