@@ -28,10 +28,7 @@ _OPEN_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
     """Return a descriptor of a regular file.
 
-    Raises
-    ------
-    OSError
-        If it cannot be opened, is a symbolic link, or is not a regular file.
+    Raises ``OSError`` if it cannot be opened, is a symbolic link, or is not a regular file.
     """
     try:
         fd = os.open(path, flags | _OPEN_FLAGS, 0o644)
@@ -70,17 +67,8 @@ def map_file(path: Path) -> pa.Buffer:
 def create(path: Path, directory: int | None = None) -> BinaryIO:
     """Create a file for writing and reading; replace one that a killed process left.
 
-    Parameters
-    ----------
-    path
-        The file.
-    directory
-        Descriptor of the directory that ``path`` is relative to; by default the working directory.
-
-    Raises
-    ------
-    OSError
-        If it cannot be created, or another process creates it at the same time.
+    ``path`` is relative to the directory with this descriptor, by default the working directory.
+    Raises ``OSError`` if it cannot be created, or another process creates it at the same time.
     """
 
     def opener(name: str, flags: int) -> int:
@@ -96,12 +84,8 @@ class DirectoryLock:
 
     The operating system releases the lock when the process ends, even if it is killed.
 
-    Raises
-    ------
-    StoreInUse
-        If another store has locked the directory.
-    StoreUnreadable
-        If the directory cannot be created or written.
+    Raises ``StoreInUse`` if another store has locked the directory; ``StoreUnreadable`` if the
+    directory cannot be created or written.
     """
 
     def __init__(self, directory: Path) -> None:

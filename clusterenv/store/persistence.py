@@ -118,10 +118,7 @@ def check_journal(journal: Journal, buffer: ReplayBuffer) -> None:
 def saved_arguments(snapshot: Snapshot) -> dict[str, Any]:
     """Return constructor arguments of the store that was saved; the sampler is not among them.
 
-    Raises
-    ------
-    StoreUnreadable
-        If nothing was saved.
+    Raises ``StoreUnreadable`` if nothing was saved.
     """
     manifest, saved = snapshot.manifest, snapshot.manifest.store
     if not saved and not manifest.segments:
@@ -140,12 +137,8 @@ def restore(
 ) -> None:
     """Restore rows, random state and sampler of a snapshot; ``add`` adds a batch.
 
-    Raises
-    ------
-    ConfigError
-        If the buffer holds rows already, or a batch cannot be added.
-    StoreDamaged
-        If a file is missing or was altered, unless ``skip_damaged``.
+    Raises ``ConfigError`` if the buffer holds rows already, or a batch cannot be added;
+    ``StoreDamaged`` if a file is missing or was altered, unless ``skip_damaged``.
     """
     if buffer.added:
         raise ConfigError(

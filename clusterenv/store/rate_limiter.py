@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from clusterenv.data.checks import is_number, is_whole
-from clusterenv.errors import ConfigError, RatioError
+from clusterenv.errors import ConfigError, EmptyStore, RatioError
 
 if TYPE_CHECKING:
     from clusterenv.data.batch import Batch
+    from clusterenv.store.replay import ReplayStore
 
 __all__ = ["RateLimiter", "Ratio"]
 
@@ -123,16 +125,18 @@ class Ratio:
         return max(1.0, n, (n + rows * self.samples_per_insert) / 2)
 
 
-class RateLimiter:
-    """Enforces the ratio of a store.
+@runtime_checkable
+class _Source(Protocol):
+    """A collector: batches, and how many of them can be taken without waiting."""
 
-    Parameters
-    ----------
-    ratio
-        ``None`` for no limit.
-    capacity
-        Of the store.
-    """
+    @property
+    def ready(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+
+class RateLimiter:
+    """Enforces the ratio of a store of this capacity; ``None`` for no limit."""
 
     def __init__(self, ratio: Ratio | float | None, capacity: int) -> None:
         self.ratio = ratio if ratio is None or isinstance(ratio, Ratio) else Ratio(ratio)
@@ -186,3 +190,35 @@ class RateLimiter:
                 f"with {self.ratio}; add a batch before sampling more, or let "
                 "store.feed(collector, n) do it"
             )
+
+    def feed(
+        self, store: ReplayStore, source: Iterable[Batch], n: int | None, options: Mapping[str, Any]
+    ) -> Iterator[dict[str, Any]]:
+        """Yield samples, and add batches meanwhile; see :meth:`ReplayStore.feed`."""
+        self.sample_rows = max(self.sample_rows, n or 0)
+        batches = iter(source)
+        must_wait = not store.may_sample(n or 1)  # a resumed store may allow samples already
+        while True:
+            ready = len(self.postponed) + (source.ready if isinstance(source, _Source) else 1)
+            while must_wait or (ready > 0 and store.may_add(self.batch_rows)):
+                batch = self._next(batches)
+                if batch is None:
+                    return
+                try:
+                    store.add(batch)
+                except RatioError:  # its size was not known before
+                    self.postponed.appendleft(batch)
+                ready -= 1
+                must_wait = not store.may_sample(n or 1)
+            try:
+                sample = store.sample(n, **options)
+            except (EmptyStore, RatioError):
+                must_wait = True
+                continue
+            yield sample
+
+    def _next(self, batches: Iterator[Batch]) -> Batch | None:
+        try:
+            return self.postponed.popleft()
+        except IndexError:
+            return next(batches, None)

@@ -16,9 +16,8 @@ import torch
 from clusterenv.data.batch import Batch
 from clusterenv.data.checks import check_flag, check_instance, check_path, check_whole
 from clusterenv.data.processes import hold_at_fork
-from clusterenv.errors import ClosedError, ConfigError, EmptyStore
+from clusterenv.errors import ClosedError, ConfigError, EmptyStore, shown
 from clusterenv.store import persistence
-from clusterenv.store.feed import feed
 from clusterenv.store.journal.journal import Journal
 from clusterenv.store.journal.manifest_file import MANIFEST, as_json
 from clusterenv.store.journal.snapshot import Snapshot, open_snapshot
@@ -284,8 +283,13 @@ class ReplayStore:
         RatioError
             If the slack of the ratio is too small for these batches and samples.
         """
+        if not isinstance(source, Iterable) or isinstance(source, (np.ndarray, torch.Tensor)):
+            raise ConfigError(
+                f"feed() takes a Collector, or batches, got {shown(source)}: "
+                "store.feed(collector, 256)"
+            )
         n = None if n is None else self._check_n(n)
-        return feed(self, self._limiter, source, n, options)
+        return self._limiter.feed(self, source, n, options)
 
     # On disk
 

@@ -50,22 +50,9 @@ class ReplayStats:
 
 
 class ReplayBuffer:
-    """Rows and their sampler. The columns are allocated when they are known.
+    """Rows and their sampler; the columns are allocated when they are known.
 
-    Parameters
-    ----------
-    capacity
-        Maximum number of rows.
-    sampler
-        Draws the rows of a sample.
-    directory
-        Of the files that hold the columns; ``None`` for memory.
-    stack
-        How observations are stacked from frames.
-    side
-        Side slots, as a part of the capacity.
-    seed
-        Seed of the samples.
+    The parameters are those of :class:`ReplayStore`.
     """
 
     def __init__(
@@ -123,10 +110,7 @@ class ReplayBuffer:
     def allocate(self, schema: TableSchema) -> Ring:
         """Allocate columns and attach the sampler.
 
-        Raises
-        ------
-        StoreTooLarge
-            If columns and sampler do not fit.
+        Raises ``StoreTooLarge`` if columns and sampler do not fit.
         """
 
         def columns_bytes(capacity: int) -> int:

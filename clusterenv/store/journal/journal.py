@@ -242,37 +242,26 @@ class Journal:
         if note is not None:
             as_json(note, "a note")
         with self._writing():
-            self._commit(keep, replace, end, store, state, note)
+            self._seal()
+            old = self.manifest
+            segments = [*(() if replace else old.segments), *self._sealed]
+            if end is None:
+                end = old.end + sum(segment.rows for segment in self._sealed)
+            if keep is not None:
+                total = sum(segment.rows for segment in segments)
+                while segments and total - segments[0].rows >= keep:
+                    total -= segments.pop(0).rows
+            new = Manifest(
+                end,
+                tuple(segments),
+                self._stack,
+                old.store if store is None else store,
+                self._write_state(state) if state else None,
+                old.note if note is None else note,
+            )
+            write_manifest(self.directory, new)
+            self.manifest, self._sealed = new, []
         self._remove_strays()
-
-    def _commit(
-        self,
-        keep: int | None,
-        replace: bool,
-        end: int | None,
-        store: Mapping[str, Any] | None,
-        state: Mapping[str, npt.NDArray[Any]] | None,
-        note: Mapping[str, Any] | None,
-    ) -> None:
-        self._seal()
-        old = self.manifest
-        segments = [*(() if replace else old.segments), *self._sealed]
-        if end is None:
-            end = old.end + sum(segment.rows for segment in self._sealed)
-        if keep is not None:
-            total = sum(segment.rows for segment in segments)
-            while segments and total - segments[0].rows >= keep:
-                total -= segments.pop(0).rows
-        new = Manifest(
-            end,
-            tuple(segments),
-            self._stack,
-            old.store if store is None else store,
-            self._write_state(state) if state else None,
-            old.note if note is None else note,
-        )
-        write_manifest(self.directory, new)
-        self.manifest, self._sealed = new, []
 
     def close(self) -> None:
         """Discard what was not committed, and unlock the directory.

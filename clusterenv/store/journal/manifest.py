@@ -27,13 +27,7 @@ _GENERATORS = {kind.__name__: kind for kind in (np.random.PCG64, np.random.PCG64
 
 @dataclass(frozen=True)
 class Segment:
-    """A file of rows, or of a sampler's state.
-
-    Raises
-    ------
-    ConfigError
-        If a value is invalid.
-    """
+    """A file of rows, or of a sampler's state; raise ``ConfigError`` if a value is invalid."""
 
     file: str
     rows: int
@@ -60,10 +54,7 @@ class Segment:
 class Manifest:
     """The committed files of a directory, and the state of the store.
 
-    Raises
-    ------
-    ConfigError
-        If a value is invalid.
+    Raises ``ConfigError`` if a value is invalid.
     """
 
     end: int = 0
@@ -103,10 +94,7 @@ class Manifest:
 def parse(found: Any) -> Manifest:
     """Return the manifest of decoded JSON.
 
-    Raises
-    ------
-    ConfigError
-        If it is not a manifest; the message names the value.
+    Raises ``ConfigError`` if it is not a manifest; the message names the value.
     """
     _check_keys("it", found, "end", "segments", "stack", "store", "state", "note")
     raw, state = found["segments"], found["state"]
@@ -136,10 +124,7 @@ def check_block(block: Any) -> None:
 def generator_of(random: Any) -> np.random.Generator:
     """Return a generator with this state.
 
-    Raises
-    ------
-    ConfigError
-        If it is not the state of a generator.
+    Raises ``ConfigError`` if it is not the state of a generator.
     """
     try:
         bits = _GENERATORS[random["bit_generator"]]()

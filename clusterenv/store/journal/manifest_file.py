@@ -34,12 +34,9 @@ MANIFEST = "manifest.json"
 def read_manifest(directory: Path) -> Manifest:
     """Return the manifest of a directory.
 
-    Raises
-    ------
-    StoreUnreadable
-        If there is no store, its format is another one, or the manifest is not a regular file.
-    StoreDamaged
-        If it was altered, has invalid values, or is missing although there are rows.
+    Raises ``StoreUnreadable`` if there is no store, its format is another one, or the manifest is
+    not a regular file; ``StoreDamaged`` if it was altered, has invalid values, or is missing
+    although there are rows.
     """
     path = directory / MANIFEST
     try:
@@ -74,10 +71,7 @@ def read_manifest(directory: Path) -> Manifest:
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Replace the manifest atomically.
 
-    Raises
-    ------
-    OSError
-        If the disk is full or gone; the previous manifest stays.
+    Raises ``OSError`` if the disk is full or gone; the previous manifest stays.
     """
     text = as_json(dataclasses.asdict(manifest), "the manifest")
     envelope = {"format": FORMAT, "crc32": zlib.crc32(text.encode()), "manifest": text}
@@ -130,10 +124,7 @@ def _without_manifest(directory: Path) -> str:
 def as_json(value: Any, what: str) -> str:
     """Return a value as JSON; NumPy scalars are allowed.
 
-    Raises
-    ------
-    ConfigError
-        If it cannot be written as JSON.
+    Raises ``ConfigError`` if it cannot be written as JSON.
     """
 
     def number(part: Any) -> Any:

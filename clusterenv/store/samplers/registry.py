@@ -22,12 +22,8 @@ _SAMPLERS = {kind.__name__: kind for kind in (Uniform, Prioritized, NStep, Seque
 def create_sampler(description: Mapping[str, Any], manifest: Path) -> Sampler:
     """Create the sampler that a manifest describes.
 
-    Raises
-    ------
-    StoreUnreadable
-        If it is not one of the library's samplers.
-    StoreDamaged
-        If its settings are invalid.
+    Raises ``StoreUnreadable`` if it is not one of the library's samplers; ``StoreDamaged`` if its
+    settings are invalid.
     """
     kind = _SAMPLERS.get(description["kind"])
     if kind is None:

@@ -68,14 +68,8 @@ class SumTree:
 
     Each node stores the running sums of its children, so one vector comparison finds the child to
     descend to. All sums are computed from the leaves: rounding errors do not accumulate, and
-    setting a leaf twice in one call is safe.
-
-    Parameters
-    ----------
-    size
-        Number of leaves.
-    level
-        Class of the levels; by default the compiled one if Numba is installed.
+    setting a leaf twice in one call is safe. ``level`` is by default the compiled one if Numba is
+    installed.
 
     Examples
     --------

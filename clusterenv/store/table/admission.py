@@ -41,12 +41,8 @@ class Admitted:
 class Admission:
     """Decides whether a table of these columns and sizes can take a batch.
 
-    Raises
-    ------
-    SchemaMismatch
-        If there are observations without next observations.
-    ConfigError
-        If the observations cannot be stacks of frames.
+    Raises ``SchemaMismatch`` if there are observations without next observations; ``ConfigError``
+    if the observations cannot be stacks of frames.
     """
 
     def __init__(
@@ -70,22 +66,11 @@ class Admission:
                 stack.frame(schema.rows[name].shape)
 
     def check(self, batch: Batch, continuations: Continuations, thorough: bool) -> Admitted:
-        """Raise if a batch cannot be added.
+        """Raise if a batch cannot be added; ``thorough`` checks all stacks of frames, not some.
 
-        Parameters
-        ----------
-        continuations
-            The environments of the table.
-        thorough
-            Whether to check all stacks of frames, not only some.
-
-        Raises
-        ------
-        SchemaMismatch
-            If a column is missing, new, or of another dtype or shape.
-        ConfigError
-            If the batch is larger than the table, its observations are not stacks as configured,
-            or its environment numbers are invalid.
+        Raises ``SchemaMismatch`` if a column is missing, new, or of another dtype or shape;
+        ``ConfigError`` if the batch is larger than the table, its observations are not stacks as
+        configured, or its environment numbers are invalid.
         """
         columns, whole = self._schema.check(batch)
         if batch.num_rows > self._capacity:

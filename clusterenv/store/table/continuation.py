@@ -72,10 +72,7 @@ class Continuations:
     def check(self, batch: Batch) -> Envs:
         """Return the environments of a batch, for :meth:`add`.
 
-        Raises
-        ------
-        ConfigError
-            If the env numbers are invalid; nothing has changed.
+        Raises ``ConfigError`` if the env numbers are invalid; nothing has changed.
         """
         env = batch.flat("env")[: batch.num_envs]
         key = env.tobytes()
@@ -97,11 +94,7 @@ class Continuations:
 
         A row continues another if both belong to the same run, shard, incarnation and episode,
         and their steps are consecutive. ``first`` is the oldest row that was not evicted.
-
-        Returns
-        -------
-        before, after
-            Row numbers; ranges if all environments continue.
+        The row numbers are ranges if all environments continue.
         """
         run = self._runs.get(batch.run)
         if run is None:

@@ -15,20 +15,9 @@ __all__ = ["FrameHistory"]
 
 
 class FrameHistory:
-    """The slot of the frame before each frame.
+    """The slot ``previous`` to each frame, for the observations ``names`` that are stacks.
 
     The older frames of a stack that does not continue the row before are in side slots.
-
-    Parameters
-    ----------
-    stack
-        How observations are stacked.
-    names
-        The observations that are stacks.
-    previous
-        Array with one slot per row and side slot.
-    capacity
-        Rows of the table.
     """
 
     def __init__(self, stack: Stack, names: Sequence[str], previous: Ints, capacity: int) -> None:

@@ -23,11 +23,15 @@ from clusterenv.store.table.admission import Admission, Admitted
 from clusterenv.store.table.arrays import STEP_FIELDS, arrays_of
 from clusterenv.store.table.continuation import Continuations
 from clusterenv.store.table.frame_history import FrameHistory
-from clusterenv.store.table.next_slots import NextSlots
-from clusterenv.store.table.recurrent_states import RecurrentStates
 from clusterenv.store.table.schema import TableSchema
-from clusterenv.store.table.side_slots import SideSlots
-from clusterenv.store.table.slots import Block, Ints, pieces
+from clusterenv.store.table.slots import (
+    Block,
+    Ints,
+    NextSlots,
+    RecurrentStates,
+    SideSlots,
+    pieces,
+)
 from clusterenv.store.table.stacks import Stack, take_rows
 
 __all__ = ["Allocate", "Ring"]
@@ -38,21 +42,7 @@ Allocate = Callable[[str, tuple[int, ...], np.dtype[Any]], Column]
 
 
 class Ring:
-    """Rows in preallocated columns; new rows overwrite the oldest.
-
-    Parameters
-    ----------
-    schema
-        Columns.
-    capacity
-        Maximum number of rows.
-    side
-        Number of side slots.
-    allocate
-        Returns a new array, in memory or in a file.
-    stack
-        How observations are stacked from frames; each frame is then stored once.
-    """
+    """``capacity`` rows in columns that ``allocate`` creates, and ``side`` side slots."""
 
     def __init__(
         self,

@@ -51,10 +51,8 @@ class ColumnSpec:
 class TableSchema:
     """Columns of rows, names of the observations among them, and columns of recurrent state.
 
-    Raises
-    ------
-    SchemaMismatch
-        If a column that every sample needs is missing, or a column holds text.
+    Raises ``SchemaMismatch`` if a column that every sample needs is missing, or a column holds
+    text.
     """
 
     rows: Mapping[str, ColumnSpec]
@@ -80,20 +78,10 @@ class TableSchema:
     def check(self, batch: Batch) -> tuple[list[Column], bool]:
         """Raise unless a batch has exactly these columns, for all of its rows.
 
-        Returns
-        -------
-        columns
-            In the order of the schema.
-        whole
-            Whether no episode ends in the batch: only its last time row has tails, in order.
-
-        Raises
-        ------
-        SchemaMismatch
-            If a column is missing, new, or of another dtype, shape or length, or if the next
-            observation of a row is missing.
-        ConfigError
-            If the batch has no rows.
+        Returns the columns in the order of the schema, and whether no episode ends in the batch:
+        only its last time row has tails, in order.
+        Raises ``SchemaMismatch`` if a column is missing, new, or of another dtype, shape or length,
+        or if the next observation of a row is missing; ``ConfigError`` if the batch has no rows.
         """
         columns = self._columns(batch)
         if columns is None:
