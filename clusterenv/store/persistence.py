@@ -18,14 +18,7 @@ if TYPE_CHECKING:
     from clusterenv.store.journal.snapshot import Snapshot
     from clusterenv.store.replay_buffer import ReplayBuffer
 
-__all__ = [
-    "StoreJournal",
-    "check_journal",
-    "check_paths",
-    "restore",
-    "saved_arguments",
-    "write_all",
-]
+__all__ = ["StoreJournal", "check_journal", "check_paths", "restore", "saved_options", "write_all"]
 
 
 class StoreJournal:
@@ -115,7 +108,7 @@ def check_journal(journal: Journal, buffer: ReplayBuffer) -> None:
         )
 
 
-def saved_arguments(snapshot: Snapshot) -> dict[str, Any]:
+def saved_options(snapshot: Snapshot) -> dict[str, Any]:
     """Return constructor arguments of the store that was saved; the sampler is not among them.
 
     Raises ``StoreUnreadable`` if nothing was saved.

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from clusterenv.data.checks import is_number, is_whole
 from clusterenv.errors import ConfigError, EmptyStore, RatioError
@@ -125,16 +125,6 @@ class Ratio:
         return max(1.0, n, (n + rows * self.samples_per_insert) / 2)
 
 
-@runtime_checkable
-class _Source(Protocol):
-    """A collector: batches, and how many of them can be taken without waiting."""
-
-    @property
-    def ready(self) -> int: ...
-
-    def __iter__(self) -> Iterator[Batch]: ...
-
-
 class RateLimiter:
     """Enforces the ratio of a store of this capacity; ``None`` for no limit."""
 
@@ -199,7 +189,7 @@ class RateLimiter:
         batches = iter(source)
         must_wait = not store.may_sample(n or 1)  # a resumed store may allow samples already
         while True:
-            ready = len(self.postponed) + (source.ready if isinstance(source, _Source) else 1)
+            ready = len(self.postponed) + getattr(source, "ready", 1)  # without waiting
             while must_wait or (ready > 0 and store.may_add(self.batch_rows)):
                 batch = self._next(batches)
                 if batch is None:

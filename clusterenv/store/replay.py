@@ -166,9 +166,7 @@ class ReplayStore:
         """
         check_instance("batch", batch, Batch, "store.add(next(iter(collector)))")
         with self._lock:
-            self._check_open()
-            if self._journal is not None:
-                self._journal.journal.check_process()
+            self._check_open(writing=True)
             self._add(batch)
 
     def _add(self, batch: Batch, limited: bool = True) -> None:
@@ -231,14 +229,9 @@ class ReplayStore:
     def update_priorities(
         self, indices: npt.ArrayLike | torch.Tensor, priorities: npt.ArrayLike | torch.Tensor
     ) -> None:
-        """Set the priorities of sampled rows; rows evicted meanwhile are ignored.
+        """Set the priorities of the rows ``sample["indices"]``: absolute errors, one per index.
 
-        Parameters
-        ----------
-        indices
-            ``sample["indices"]``.
-        priorities
-            Absolute errors, one per index.
+        Rows that were evicted meanwhile are ignored.
         """
         rows, values = check_priorities(indices, priorities)
         with self._lock:
@@ -305,10 +298,9 @@ class ReplayStore:
             rows. By default the previous note stays.
         """
         with self._lock:
-            self._check_open()
+            self._check_open(writing=True)
             if self._journal is None:
                 raise ConfigError("this store keeps no journal: ReplayStore(..., journal='replay')")
-            self._journal.journal.check_process()
             note = note or dict(self.note)
             as_json(note, "a note")
             self._journal.commit(self._buffer, note)
@@ -361,7 +353,7 @@ class ReplayStore:
         path = check_path("directory", directory, "ReplayStore.load('replay')")
         check_flag("skip_damaged", skip_damaged, "ReplayStore.load('replay', skip_damaged=True)")
         snapshot = open_snapshot(path)
-        arguments = persistence.saved_arguments(snapshot)
+        arguments = persistence.saved_options(snapshot)
         if capacity is not None:
             arguments["capacity"] = capacity
         if sampler is None and snapshot.manifest.store:
@@ -400,7 +392,9 @@ class ReplayStore:
     def _check_n(self, n: Any) -> int:
         return check_whole("n", n, "store.sample(256)", least=1, most=self._max_sample)
 
-    def _check_open(self) -> None:
+    def _check_open(self, writing: bool = False) -> None:
         if self.closed:
             raise ClosedError("this ReplayStore is closed; make a new one")
         self._buffer.check_process()
+        if writing and self._journal is not None:
+            self._journal.journal.check_process()

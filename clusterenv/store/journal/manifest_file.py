@@ -17,15 +17,7 @@ from clusterenv.errors import ConfigError, StoreDamaged, StoreUnreadable
 from clusterenv.store.files import create, read_file
 from clusterenv.store.journal.manifest import Manifest, parse
 
-__all__ = [
-    "FORMAT",
-    "MANIFEST",
-    "as_json",
-    "damaged_manifest",
-    "read_manifest",
-    "row_files",
-    "write_manifest",
-]
+__all__ = ["FORMAT", "MANIFEST", "as_json", "read_manifest", "row_files", "write_manifest"]
 
 FORMAT = 3
 MANIFEST = "manifest.json"
@@ -43,7 +35,7 @@ def read_manifest(directory: Path) -> Manifest:
         raw = read_file(path)
     except FileNotFoundError:
         if row_files(directory):
-            raise StoreDamaged(damaged_manifest(directory, "is missing")) from None
+            raise StoreDamaged(_damaged(directory, "is missing")) from None
         below = sorted(str(found.parent) for found in directory.glob(f"*/{MANIFEST}"))
         written = f"a store is written there by store.save({str(directory)!r})"
         advice = f"there is one in {below[0]}" if below else f"there is no {MANIFEST}; {written}"
@@ -57,15 +49,15 @@ def read_manifest(directory: Path) -> Manifest:
             raise StoreUnreadable(_other_format(directory, version))
         text = envelope["manifest"]
         if not is_whole(version) or zlib.crc32(text.encode()) != envelope["crc32"]:
-            raise StoreDamaged(damaged_manifest(directory))
+            raise StoreDamaged(_damaged(directory))
         found = json.loads(text)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise StoreDamaged(damaged_manifest(directory)) from error
+        raise StoreDamaged(_damaged(directory)) from error
     try:
         return parse(found)
     except ConfigError as error:
         fault = f"was not written by a store: {error}"
-        raise StoreDamaged(damaged_manifest(directory, fault)) from error
+        raise StoreDamaged(_damaged(directory, fault)) from error
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
@@ -91,7 +83,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
         _sync(directory)
 
 
-def damaged_manifest(directory: Path, fault: str = "was altered or cut") -> str:
+def _damaged(directory: Path, fault: str = "was altered or cut") -> str:
     """Return the error message for an unreadable manifest: what is readable, and what to do."""
     return (
         f"{directory / MANIFEST} {fault}; put it back from a copy, if there is one. "

@@ -150,24 +150,12 @@ class Snapshot:
         )
 
     def check(self, checksums: bool = True) -> None:
-        """Raise ``StoreDamaged`` if a file of rows is missing or was altered.
-
-        Parameters
-        ----------
-        checksums
-            Whether to read all bytes; otherwise only the sizes are compared.
-        """
+        """Raise ``StoreDamaged`` if a file of rows is missing, cut or, by its checksum, altered."""
         for segment in self.manifest.segments:
             self._check(segment, checksums)
 
     def batches(self) -> Iterator[Batch]:
-        """Yield all batches, oldest first.
-
-        Raises
-        ------
-        StoreDamaged
-            At the first file that is missing or was altered.
-        """
+        """Yield all batches, oldest first; raise ``StoreDamaged`` at the first damaged file."""
         for segment in self.manifest.segments:
             yield from self.batches_of(segment)
 
@@ -202,24 +190,12 @@ class Snapshot:
         return pyarrow.dataset.FileSystemDataset(fragments, schema, file_format, system)
 
     def read(self, columns: list[str]) -> pa.Table:
-        """Return columns of all rows in memory; files are not compared with their checksums.
-
-        Raises
-        ------
-        StoreDamaged
-            If a file cannot be read.
-        """
+        """Load columns of all rows, unchecked; raise ``StoreDamaged`` if a file cannot be read."""
         with _reading(self.directory):
             return self.dataset().to_table(columns=columns)
 
     def restore(self, sampler: Sampler) -> None:
-        """Restore the state of a sampler.
-
-        Raises
-        ------
-        StoreDamaged
-            If the file of the state is missing or was altered, or does not fit the sampler.
-        """
+        """Restore the state of a sampler; raise ``StoreDamaged`` if it is damaged or another's."""
         segment, state = self.manifest.state, self._state()
         with _reading(self.directory / (MANIFEST if segment is None else segment.file)):
             sampler.restore(state)

@@ -24,14 +24,7 @@ from clusterenv.store.table.arrays import STEP_FIELDS, arrays_of
 from clusterenv.store.table.continuation import Continuations
 from clusterenv.store.table.frame_history import FrameHistory
 from clusterenv.store.table.schema import TableSchema
-from clusterenv.store.table.slots import (
-    Block,
-    Ints,
-    NextSlots,
-    RecurrentStates,
-    SideSlots,
-    pieces,
-)
+from clusterenv.store.table.slots import Block, Ints, NextSlots, RecurrentStates, SideSlots, pieces
 from clusterenv.store.table.stacks import Stack, take_rows
 
 __all__ = ["Allocate", "Ring"]

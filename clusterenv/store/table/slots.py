@@ -39,13 +39,7 @@ class Block:
 
 
 def pieces(row: int, count: int, capacity: int) -> Pieces:
-    """Return the slots of ``count`` rows from ``row`` on, and which rows: one pair, or two.
-
-    Examples
-    --------
-    >>> pieces(8, 3, 10)
-    [(slice(8, 10, None), slice(None, 2, None)), (slice(None, 1, None), slice(2, 3, None))]
-    """
+    """Return the slots of ``count`` rows from ``row`` on, and which rows: one pair, or two."""
     at = row % capacity
     beyond = at + count - capacity
     if beyond <= 0:
@@ -67,14 +61,6 @@ class SideSlots:
 
     Slots are reused in order, so the owner of a slot, and every row before it, must have been
     evicted by then. ``ordered`` says whether owners always come in ascending order.
-
-    Examples
-    --------
-    >>> side = SideSlots(np.zeros(4, np.int64), first=10)
-    >>> side.take(np.array([2, 5, 7]))
-    (array([10, 11, 12]), slice(10, 13, None))
-    >>> side.oldest_row(1), side.oldest_row(2)  # the second slot reuses that of row 2
-    (0, 3)
     """
 
     def __init__(self, owners: Ints, first: int, ordered: bool = True) -> None:

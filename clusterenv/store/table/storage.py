@@ -28,13 +28,7 @@ Needed = Callable[[int], int]
 
 
 def readable(nbytes: float) -> str:
-    """Format a size for people.
-
-    Examples
-    --------
-    >>> readable(28_224_000_000)
-    '28.2 GB'
-    """
+    """Format a size for people, such as ``28.2 GB``."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if nbytes < 1000:
             return f"{nbytes:.{0 if unit == 'bytes' else 1}f} {unit}"
