@@ -40,7 +40,10 @@ _CHUNK = 1 << 26
 
 def is_store(directory: str | Path) -> bool:
     """Whether a directory holds a saved store or a journal, damaged or not."""
-    return (Path(directory) / MANIFEST).is_file()
+    path = check_path("directory", directory, "is_store('replay')")
+    with contextlib.suppress(OSError):  # such as a name that is too long
+        return (path / MANIFEST).is_file()
+    return False
 
 
 def open_snapshot(directory: str | Path) -> Snapshot:
