@@ -183,12 +183,6 @@ LEFT_OUT = {
     "ClusterEnv",  # made by make_vec
     "ClusterEnv.close_extras",  # called by close
     *("Batch", "Stats", "Rollout", "RolloutStats", "ReplayStats", "Snapshot"),  # returned
-    *(
-        "Policy",
-        "Context",
-        "Decision",
-        "Sampler",
-        "Draw",
-    ),  # for subclasses, and what these are given
+    *("Policy", "Context", "Decision", "Sampler", "Draw"),  # for subclasses, or given to them
 }
 """Public classes and methods that are not called here."""
