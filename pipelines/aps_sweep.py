@@ -21,7 +21,6 @@ from statistics import fmean
 from typing import Any
 
 from clusterenv.errors import ClusterEnvError, ConfigError
-from clusterenv.store.journal.files import create
 from pipelines import options, ppo
 from pipelines.aps_arms import (
     CURVE,
@@ -37,6 +36,7 @@ from pipelines.aps_arms import (
 )
 from pipelines.aps_plots import draw
 from pipelines.directories import check_kind, taken
+from pipelines.files import create
 from pipelines.sinks import read_csv
 
 __all__ = ["sweep"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clusterenv.errors import ConfigError
-from clusterenv.store.journal.manifest import MANIFEST, read_manifest
+from clusterenv.store import is_store, open_snapshot
 
 __all__ = ["Content", "check_kind", "content", "note_of", "taken"]
 
@@ -30,11 +30,11 @@ def content(out: Path) -> Content | None:
 
     A command that was killed before it saved anything has written there too: it may be running.
     """
-    if (out / MANIFEST).is_file():
-        manifest = read_manifest(out)
-        begun = not manifest.end and not manifest.note
-        return DATASET if begun or "dataset" in (manifest.note or {}) else STORE
-    if (out / "replay" / MANIFEST).is_file():
+    if is_store(out):
+        snapshot = open_snapshot(out)
+        begun = not snapshot.end and not snapshot.note
+        return DATASET if begun or "dataset" in snapshot.note else STORE
+    if is_store(out / "replay"):
         note = note_of(out / "replay")
         if note is None or ("args" in note and "kind" not in note):
             return Content("a run of dqn or apex", ("dqn", "apex"))
@@ -78,6 +78,4 @@ def taken(out: Path) -> Path:
 
 def note_of(journal: Path) -> Mapping[str, Any] | None:
     """Return the note of a journal's last commit; ``None`` if there was none."""
-    if not (journal / MANIFEST).is_file():
-        return None
-    return read_manifest(journal).note or None
+    return open_snapshot(journal).note or None if is_store(journal) else None

@@ -78,10 +78,10 @@ def _store(directory: Path) -> list[tuple[str, str]]:
     # Here, as --help needs none of it.
     import numpy as np
 
-    from clusterenv.store.journal.snapshot import forged, open_snapshot
+    from clusterenv.store import open_snapshot
 
     snapshot = open_snapshot(directory)
-    note, damaged = snapshot.manifest.note, snapshot.damaged
+    note, damaged = snapshot.note, snapshot.damaged
     lines: list[tuple[str, str]] = []
     args = note.get("args") or note.get("dataset")
     if isinstance(args, Mapping):
@@ -93,13 +93,12 @@ def _store(directory: Path) -> list[tuple[str, str]]:
     if damaged:
         lines.append(("health", f"damaged: {', '.join(damaged)}; the rest is readable"))
         return lines
-    if not snapshot.manifest.end:
+    if not snapshot.end:
         return [*lines, ("rows", "0: nothing has been committed yet")]
     try:
         names = ["run", "shard", "incarnation", "env", "reward", "version"]
         names += ["terminated", "truncated"]
-        with forged(directory):
-            table = snapshot.dataset().to_table(columns=names)
+        table = snapshot.read(names)
     except ClusterEnvError as error:
         return [*lines, ("health", str(error))]
     lines.append(("health", "every file is whole"))

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from clusterenv.errors import ConfigError, Diverged
-from clusterenv.store.journal.files import create
 from pipelines.directories import taken
+from pipelines.files import create
 from pipelines.metrics import Metrics
 from pipelines.sinks import CsvFile, JsonLines, Sink, TensorBoard, WandB, read_csv
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from clusterenv.errors import ConfigError
-from clusterenv.store.journal.files import create
+from pipelines.files import create
 from pipelines.metrics import Metrics
 
 __all__ = ["CsvFile", "JsonLines", "Sink", "TensorBoard", "WandB", "read_csv"]

@@ -1,17 +1,24 @@
-"""Stores: they gather the batches of a collector and hand their rows to a learner."""
+"""Stores: they collect batches and return their rows to a learner."""
 
 from __future__ import annotations
 
-from clusterenv.store.journal.dataset import open_dataset, to_minari
+from clusterenv.store.dataset import open_dataset, to_minari
 from clusterenv.store.journal.journal import Journal
-from clusterenv.store.ratio import Ratio
+from clusterenv.store.journal.snapshot import Snapshot, is_store, open_snapshot
+from clusterenv.store.rate_limiter import Ratio
 from clusterenv.store.replay import ReplayStore
+from clusterenv.store.replay_buffer import ReplayStats
 from clusterenv.store.rollout import Rollout, RolloutStats, RolloutStore
-from clusterenv.store.samplers import NStep, Prioritized, Recent, Sampler, Sequences, Uniform
-from clusterenv.store.sampling import ReplayStats
+from clusterenv.store.samplers.nstep import NStep
+from clusterenv.store.samplers.prioritized import Prioritized
+from clusterenv.store.samplers.recent import Recent
+from clusterenv.store.samplers.sampler import Draw, Sampler
+from clusterenv.store.samplers.sequences import Sequences
+from clusterenv.store.samplers.uniform import Uniform
 from clusterenv.store.table.stacks import Stack
 
 __all__ = [
+    "Draw",
     "Journal",
     "NStep",
     "Prioritized",
@@ -24,8 +31,11 @@ __all__ = [
     "RolloutStore",
     "Sampler",
     "Sequences",
+    "Snapshot",
     "Stack",
     "Uniform",
+    "is_store",
     "open_dataset",
+    "open_snapshot",
     "to_minari",
 ]

@@ -1,60 +1,69 @@
-"""The off-policy store: rows stay, a learner samples them, and a crash loses none committed."""
+"""The off-policy store: keeps rows for a learner to sample, and commits them to disk."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import torch
 
 from clusterenv.data.batch import Batch
-from clusterenv.data.checks import check_flag, check_path
-from clusterenv.errors import ConfigError, SchemaMismatch, StoreDamaged, StoreUnreadable
+from clusterenv.data.checks import check_flag, check_instance, check_path, check_whole
+from clusterenv.data.processes import hold_at_fork
+from clusterenv.errors import ClosedError, ConfigError, EmptyStore, shown
+from clusterenv.store import persistence
 from clusterenv.store.journal.journal import Journal
-from clusterenv.store.journal.manifest import MANIFEST, as_json
-from clusterenv.store.journal.manifest_fields import generator_of
-from clusterenv.store.journal.snapshot import Snapshot, forged, open_snapshot
-from clusterenv.store.ratio import Ratio
-from clusterenv.store.samplers import Sampler, alike, described, from_description, shown
-from clusterenv.store.sampling import Replay
-from clusterenv.store.table.ring import Ring
-from clusterenv.store.table.specs import specs_of
+from clusterenv.store.journal.manifest_file import MANIFEST, as_json
+from clusterenv.store.journal.snapshot import Snapshot, open_snapshot
+from clusterenv.store.rate_limiter import RateLimiter, Ratio
+from clusterenv.store.replay_buffer import ReplayBuffer, ReplayStats, check_priorities
+from clusterenv.store.samplers.recent import Recent
+from clusterenv.store.samplers.registry import create_sampler
+from clusterenv.store.samplers.sampler import Sampler, check_sampler
+from clusterenv.store.samplers.uniform import Uniform
+from clusterenv.store.table.schema import schema_of_arrow
 from clusterenv.store.table.stacks import Stack
 
 __all__ = ["ReplayStore"]
 
+_MAX_SAMPLE = 2**20  # rows, of a store with a smaller capacity
 
-class ReplayStore(Replay):
-    """Keeps the newest rows of a collector and hands out samples of them.
+
+class ReplayStore:
+    """Keeps the newest rows of a collector, and returns samples of them.
 
     Parameters
     ----------
     capacity
-        Rows at most; the oldest make room for the newest.
+        Maximum number of rows; new rows replace the oldest.
     sampler
-        Which rows a sample has: :class:`Uniform`, :class:`Prioritized`, :class:`NStep`,
-        :class:`Sequences`, :class:`Recent`, or one of your own.
+        Which rows to sample: :class:`Uniform` (default), :class:`Prioritized`, :class:`NStep`,
+        :class:`Sequences`, :class:`Recent`, or a custom :class:`Sampler`.
     schema
-        Arrow schema of the batches, to take the memory at once; by default with the first
-        batch. It says nothing of recurrent state: leave it out for such policies.
+        Arrow schema of the batches, to allocate memory immediately instead of with the first
+        batch. It does not describe recurrent state: omit it for recurrent policies.
     directory
-        Where the columns are, as files, if they are more than memory holds.
+        Keep the columns in memory-mapped files of this directory.
     journal
-        Where the rows are written as they come, to go on from after a crash: whatever is
-        there already is loaded. See :meth:`commit`.
+        Write rows to this directory as they are added, to resume after a crash: rows that it
+        holds already are loaded. See :meth:`commit`.
     ratio
-        How many rows are sampled for each row added; ``None`` for any number.
+        Rows to sample per row added; ``None`` for no limit.
     stack
         Frames stacked in each observation, such as 4 or ``Stack(4, axis=-1)``: each frame is
         then stored once. If only some of a Dict's observations are stacks:
         ``Stack(4, only=("obs.image",))``.
     side
-        Room for observations that follow no row: the ends of episodes and fragments, as a
-        part of ``capacity``. If there are more, the oldest rows leave earlier.
+        Slots for observations that no row holds (ends of episodes and fragments), as a part of
+        ``capacity``. If they run out, the oldest rows are evicted earlier.
     seed
-        Of the samples.
+        Seed of the samples.
 
     Examples
     --------
@@ -62,7 +71,7 @@ class ReplayStore(Replay):
     >>> len(store), store.capacity
     (0, 100000)
 
-    With a collector, learning while it collects::
+    To learn while a collector collects::
 
         for sample in store.feed(collector, 256):
             loss = learn(sample["obs"], sample["action"], …)
@@ -81,107 +90,232 @@ class ReplayStore(Replay):
         side: float = 0.1,
         seed: int | None = None,
     ) -> None:
-        if directory is not None:
-            directory = check_path("directory", directory, "ReplayStore(..., directory='replay')")
-        if journal is not None:
-            journal = check_path("journal", journal, "ReplayStore(..., journal='replay')")
-        if directory is not None and journal is not None and _same(directory, journal):
+        directory, journal = persistence.check_paths(directory, journal)
+        self.capacity = check_whole("capacity", capacity, "ReplayStore(100_000)", least=1)
+        self._max_sample = max(self.capacity, _MAX_SAMPLE)
+        self.sampler: Sampler = Uniform() if sampler is None else sampler
+        check_sampler(self.sampler)
+        self._limiter = RateLimiter(ratio, self.capacity)
+        if self.ratio is not None and isinstance(self.sampler, Recent):
             raise ConfigError(
-                f"directory and journal are both {str(journal)!r}; the one is room to work in, "
-                "the other a record: ReplayStore(..., directory='run/columns', "
-                "journal='run/journal')"
+                f"Recent counts the uses of each batch itself, and leaves nothing to "
+                f"{self.ratio}: ReplayStore(..., sampler=Recent(4, uses=2)), without ratio="
             )
+        self._lock = threading.RLock()
+        hold_at_fork(self._lock)
         self.note: Mapping[str, Any] = {}
-        """What was given with the last commit."""
-        self._journal: Journal | None = None
-        self._journal_lacks_rows = False
-        super().__init__(
-            capacity,
-            sampler=sampler,
-            schema=schema,
-            directory=directory,
-            ratio=ratio,
-            stack=stack,
-            side=side,
-            seed=seed,
-        )
+        """The note of the last commit."""
+        self.closed = False
+        self._journal: persistence.StoreJournal | None = None
+        self._buffer = ReplayBuffer(self.capacity, self.sampler, directory, stack, side, seed)
         opened: Journal | None = None
         try:
+            if schema is not None:
+                self._buffer.allocate(schema_of_arrow(schema))
             if journal is not None:
-                opened = Journal(journal, stack=self._stack)
-                self._go_on(opened)
-                self._journal = opened
+                opened = Journal(journal, stack=self._buffer.stack)
+                persistence.check_journal(opened, self._buffer)
+                self._restore(Snapshot.of(opened.directory, opened.manifest))
+                self._journal = persistence.StoreJournal(opened)
         except BaseException:
             if opened is not None:
                 opened.close()
             self.close()
             raise
 
+    def __len__(self) -> int:
+        return len(self._buffer)
+
+    @property
+    def ratio(self) -> Ratio | None:
+        """Rows to sample per row added; ``None`` for no limit."""
+        return self._limiter.ratio
+
+    @ratio.setter
+    def ratio(self, ratio: Ratio | None) -> None:
+        self._limiter.ratio = ratio
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the columns; 0 before they are allocated."""
+        return self.stats.nbytes
+
+    @property
+    def stats(self) -> ReplayStats:
+        """Contents and counters."""
+        with self._lock:
+            return self._buffer.stats
+
+    # Rows in
+
     def add(self, batch: Batch) -> None:
-        """Copy a batch in, and write it to the journal if there is one.
+        """Copy a batch into the store, and write it to the journal if there is one.
 
         Raises
         ------
         SchemaMismatch
             If its columns are not those of the store.
         ConfigError
-            If it cannot be taken for another reason, such as its size; nothing has changed.
+            If it is refused for another reason, such as its size; the store has not changed.
         RatioError
-            If the learner is too far behind; the batch is not lost, sample and add it again.
+            If the learner is too far behind; sample, then add the batch again.
         StoreTooLarge
             With the first batch, if the columns do not fit.
         StoreNotWritten
-            If the journal cannot be written; the rows are in the store all the same.
+            If the journal cannot be written; the rows are in the store nevertheless.
         """
+        check_instance("batch", batch, Batch, "store.add(next(iter(collector)))")
         with self._lock:
-            if self._journal is not None:
-                self._journal.check_process()
-            super().add(batch)
-            if self._journal is not None and not self._journal_lacks_rows:
-                self._journal_lacks_rows = True
-                self._journal.append(batch)
-                self._journal_lacks_rows = False
+            self._check_open(writing=True)
+            self._add(batch)
+
+    def _add(self, batch: Batch, limited: bool = True) -> None:
+        buffer, limiter, rows = self._buffer, self._limiter, batch.num_rows
+        admitted = buffer.check(batch)
+        if rows > limiter.batch_rows:
+            limiter.batch_rows = rows
+        if limited:
+            limiter.check_add(rows, buffer.added, buffer.sampled)
+        buffer.add(batch, admitted)
+        if self._journal is not None:
+            self._journal.append(batch)
+
+    # Rows out
+
+    def sample(
+        self, n: int | None = None, *, columns: Iterable[str] = (), tensors: bool = False
+    ) -> dict[str, Any]:
+        """Return rows as a dictionary of arrays, which the caller may change.
+
+        Keys are ``obs``, ``action``, ``reward``, ``next_obs``, ``terminated``, ``truncated``
+        (``obs.<key>`` for Dict observations), ``indices``, ``weights``, those that the sampler
+        adds, and ``columns``.
+
+        Parameters
+        ----------
+        n
+            Number of rows or sequences; omit it for :class:`Recent`. At most ``capacity`` or
+            2**20, whichever is larger.
+        columns
+            Further columns of the batches, such as ``log_prob``.
+        tensors
+            Whether to return torch tensors.
+
+        Raises
+        ------
+        EmptyStore
+            If there is nothing to sample.
+        RatioError
+            If the learner is too far ahead; add a batch first.
+        """
+        if n is not None and not (type(n) is int and 0 < n <= self._max_sample):
+            n = self._check_n(n)
+        if tensors is not False:
+            tensors = check_flag("tensors", tensors, "sample(256, tensors=True)")
+        with self._lock:
+            self._check_open()
+            buffer, limiter = self._buffer, self._limiter
+            also = buffer.check_columns(columns)
+            if n is not None:
+                limiter.check_sample(n, buffer.added, buffer.sampled)
+            try:
+                found = buffer.sample(n, also)
+            except EmptyStore:
+                limiter.starved = True
+                raise
+            limiter.starved = False
+        return {k: torch.from_numpy(v) for k, v in found.items()} if tensors else found
+
+    def update_priorities(
+        self, indices: npt.ArrayLike | torch.Tensor, priorities: npt.ArrayLike | torch.Tensor
+    ) -> None:
+        """Set the priorities of the rows ``sample["indices"]``: absolute errors, one per index.
+
+        Rows that were evicted meanwhile are ignored.
+        """
+        rows, values = check_priorities(indices, priorities)
+        with self._lock:
+            self._check_open()
+            self._buffer.update_priorities(rows, values)
+
+    # Rate limiting
+
+    def may_sample(self, n: int) -> bool:
+        """Whether there are rows, and the ratio allows sampling ``n`` of them now."""
+        if not (type(n) is int and 0 < n <= self._max_sample):
+            n = self._check_n(n)
+        if self.ratio is None:
+            return len(self) > 0
+        return self._limiter.may_sample(n, self._buffer.added, self._buffer.sampled)
+
+    def may_add(self, rows: int) -> bool:
+        """Whether the ratio allows adding a batch of ``rows`` rows now."""
+        if not (type(rows) is int and rows >= 0):
+            rows = check_whole("rows", rows, "store.may_add(batch.num_rows)")
+        return self._limiter.may_add(rows, self._buffer.added, self._buffer.sampled)
+
+    def feed(
+        self, source: Iterable[Batch], n: int | None = None, **options: Any
+    ) -> Iterator[dict[str, Any]]:
+        """Yield samples of ``n`` rows, and add the batches of a collector meanwhile.
+
+        Between two samples, it adds the batches that have arrived, as far as the ratio allows;
+        batches that are not taken hold the shards back. It waits for a batch only when it may not
+        sample. A batch that is larger than the ratio allows is postponed until the learner has
+        caught up, or until the next call of ``feed``. It ends when the source does.
+
+        Parameters
+        ----------
+        source
+            A :class:`clusterenv.Collector`, or any iterable of batches.
+        n, options
+            As for :meth:`sample`.
+
+        Raises
+        ------
+        RatioError
+            If the slack of the ratio is too small for these batches and samples.
+        """
+        if not isinstance(source, Iterable) or isinstance(source, (np.ndarray, torch.Tensor)):
+            raise ConfigError(
+                f"feed() takes a Collector, or batches, got {shown(source)}: "
+                "store.feed(collector, 256)"
+            )
+        n = None if n is None else self._check_n(n)
+        return self._limiter.feed(self, source, n, options)
+
+    # On disk
 
     def commit(self, **note: Any) -> None:
-        """Make all rows in the journal count, with priorities, random state and ``note``.
+        """Commit all rows to the journal, with priorities, random state and ``note``.
 
         After a crash, the journal is as it was after the last commit that returned.
 
         Parameters
         ----------
         **note
-            Kept with it, as JSON: which checkpoint of the learner belongs to these rows,
-            for example. By default the note of the commit before stays.
+            Saved as JSON, for example the name of the learner's checkpoint that belongs to these
+            rows. By default the previous note stays.
         """
         with self._lock:
-            self._check_open()
+            self._check_open(writing=True)
             if self._journal is None:
                 raise ConfigError("this store keeps no journal: ReplayStore(..., journal='replay')")
-            self._journal.check_process()
             note = note or dict(self.note)
             as_json(note, "a note")
-            before, self.note = self.note, note
-            lacks, self._journal_lacks_rows = self._journal_lacks_rows, True
-            try:
-                if lacks:  # it could not be written meanwhile
-                    self._write_all(self._journal)
-                else:
-                    self._write(self._journal, keep=len(self))
-            except BaseException:
-                self.note = before
-                raise
-            self._journal_lacks_rows = False
+            self._journal.commit(self._buffer, note)
+            self.note = note
 
     def save(self, directory: str | Path) -> None:
-        """Write everything to a directory; what it held before stays until all is written."""
+        """Write everything to a directory; its previous contents stay valid until then."""
         with self._lock:
             self._check_open()
             target = check_path("directory", directory, "store.save('replay')")
-            if self._journal is not None and _same(target, self._journal.directory):
+            if self._journal is not None and self._journal.is_in(target):
                 raise ConfigError(f"{directory} is this store's journal: store.commit()")
-            journal = Journal(target, stack=self._stack)
+            journal = Journal(target, stack=self._buffer.stack)
             try:
-                self._write_all(journal)
+                persistence.write_all(journal, self._buffer, self.note)
             finally:
                 journal.close()
 
@@ -195,144 +329,72 @@ class ReplayStore(Replay):
         skip_damaged: bool = False,
         **options: Any,
     ) -> ReplayStore:
-        """Return the store that was saved, or journaled, in a directory.
+        """Return a store with the contents of a saved store or a journal.
 
         Parameters
         ----------
         directory
-            It is only read; to go on with a journal, pass it as ``journal=`` instead.
+            It is only read; to resume a journal, pass it as ``journal=`` instead.
         capacity, sampler
-            By default those of the store that was saved.
+            By default those of the saved store.
         skip_damaged
-            Whether to leave out files that were altered, instead of raising.
+            Whether to skip damaged files instead of raising.
         options
-            As for the constructor: ``directory``, ``ratio``, … With ``seed``, samples begin
-            anew; with ``journal``, all rows are written to it.
+            As for the constructor: ``directory``, ``ratio``, … ``seed`` replaces the saved random
+            state; with ``journal``, all rows are written to it.
 
         Raises
         ------
         StoreUnreadable
-            If there is no store, or one of another format.
+            If there is no store, or its format is another one.
         StoreDamaged
-            If a file is missing or was altered: which, and what is still readable.
+            If a file is missing or was altered; the message says which, and what is readable.
         """
         path = check_path("directory", directory, "ReplayStore.load('replay')")
         check_flag("skip_damaged", skip_damaged, "ReplayStore.load('replay', skip_damaged=True)")
         snapshot = open_snapshot(path)
-        manifest, kept = snapshot.manifest, snapshot.manifest.store
-        if not kept and not manifest.segments:
-            raise StoreUnreadable(f"{directory} holds no store: nothing was committed there yet")
-        if manifest.stack is not None:
-            options.setdefault("stack", manifest.stack)
-        if capacity is None:
-            capacity = kept.get("capacity", max(1, manifest.rows))
-        if sampler is None and kept:
-            sampler = from_description(kept["sampler"], snapshot.directory / MANIFEST)
-        store = cls(capacity, sampler=sampler, **{"side": kept.get("side", 0.1), **options})
+        arguments = persistence.saved_options(snapshot)
+        if capacity is not None:
+            arguments["capacity"] = capacity
+        if sampler is None and snapshot.manifest.store:
+            sampler = create_sampler(snapshot.manifest.store["sampler"], path / MANIFEST)
+        store = cls(sampler=sampler, **{**arguments, **options})
         try:
-            store._load(snapshot, skip_damaged)
+            store._restore(snapshot, skip_damaged)
         except BaseException:
             store.close()
             raise
         if options.get("seed") is not None:
-            store._rng = np.random.default_rng(options["seed"])
+            store._buffer.rng = np.random.default_rng(options["seed"])
         return store
 
     def close(self) -> None:
-        """Release files and memory; rows that were not committed are not in the journal."""
+        """Release files and memory; uncommitted rows are not in the journal."""
         with self._lock:
-            super().close()
-            if self._journal is not None:
-                self._journal.close()
+            if not self.closed:
+                self.closed = True
+                self._limiter.postponed.clear()
+                self._buffer.close()
+                if self._journal is not None:
+                    self._journal.journal.close()
 
-    # Inside
+    def __enter__(self) -> Self:
+        return self
 
-    def _write(self, journal: Journal, **options: Any) -> None:
-        settings = {
-            "capacity": self.capacity,
-            "side": self._side_part,
-            "sampler": described(self.sampler),
-            "random": self._rng.bit_generator.state,
-            "sampled": self._sampled,
-            "position": {} if self._ring is None else self._ring.position,
-        }
-        state = self.sampler.state() if self._ring is not None else {}
-        journal.commit(**options, end=self._added, store=settings, state=state, note=self.note)
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
-    def _write_all(self, journal: Journal) -> None:
-        """Write all rows anew; what the journal has stays until this is done."""
-        for block in self._ring.blocks if self._ring else ():
-            assert self._ring is not None
-            journal.append(self._ring.batch(block))
-        self._write(journal, replace=True)
+    def _restore(self, snapshot: Snapshot, skip_damaged: bool = False) -> None:
+        add = functools.partial(self._add, limited=False)  # the ratio applies to new rows only
+        persistence.restore(snapshot, self._buffer, add, skip_damaged)
+        self.note = snapshot.note
 
-    def _go_on(self, journal: Journal) -> None:
-        kept = journal.manifest.store
-        if kept and kept["capacity"] != self.capacity:
-            raise ConfigError(
-                f"the journal {journal.directory} is of a store with capacity={kept['capacity']:_}"
-                f", not {self.capacity:_}; load it into another: ReplayStore.load(...)"
-            )
-        if kept and not alike(kept["sampler"], described(self.sampler)):
-            raise ConfigError(
-                f"the journal {journal.directory} is of a store with sampler="
-                f"{shown(kept['sampler'])}, not {shown(described(self.sampler))}; load it into "
-                "another: ReplayStore.load(...)"
-            )
-        self._load(Snapshot.of(journal.directory, journal.manifest), skip_damaged=False)
+    def _check_n(self, n: Any) -> int:
+        return check_whole("n", n, "store.sample(256)", least=1, most=self._max_sample)
 
-    def _load(self, snapshot: Snapshot, skip_damaged: bool) -> None:
-        if self._added:
-            raise ConfigError(
-                f"the journal holds rows already, to which those of {snapshot.directory} cannot be "
-                "added: ReplayStore.load(..., journal='a new directory')"
-            )
-        whole = not (skip_damaged and snapshot.damaged)
-        if not whole:
-            snapshot = snapshot.without_damaged()
-        ratio, self.ratio = self.ratio, None  # it speaks of the future
-        try:
-            self._add_all(snapshot)
-        finally:
-            self.ratio = ratio
-        self.note, kept = snapshot.manifest.note, snapshot.manifest.store
-        if kept:
-            self._sampled, self._rng = kept["sampled"], generator_of(kept["random"])
-            if self._ring is not None and whole and kept["position"]:
-                self._restore(snapshot, self._ring, skip_damaged)
-
-    def _add_all(self, snapshot: Snapshot) -> None:
-        manifest = snapshot.manifest
-        for segment in manifest.segments:
-            for batch in snapshot.batches_of(segment):
-                try:
-                    if self._ring is None:
-                        self._allocate(specs_of(batch))
-                    if not self._added and self._ring is not None:
-                        self._ring.start_at(manifest.end - manifest.rows)
-                    self.add(batch)
-                except (ConfigError, SchemaMismatch) as error:
-                    file = snapshot.directory / segment.file
-                    raise type(error)(f"{file} cannot be loaded: {error}") from error
-
-    def _restore(self, snapshot: Snapshot, ring: Ring, skip_damaged: bool) -> None:
-        """Let rows leave that had left, and the sampler go on; unless there are other rows."""
-        manifest, kept = snapshot.manifest, snapshot.manifest.store
-        position = kept["position"]
-        if kept["capacity"] == self.capacity and ring.first <= position["first"]:
-            ring.go_on_from(position)
-        same = (ring.first, ring.end) == (position["first"], manifest.end)
-        if not same or not alike(kept["sampler"], described(self.sampler)):
-            return
-        file = MANIFEST if manifest.state is None else manifest.state.file
-        try:
-            state = snapshot.state()
-            with forged(snapshot.directory / file):
-                self.sampler.restore(state)
-        except StoreDamaged:
-            if not skip_damaged:
-                raise
-
-
-def _same(left: str | Path, right: str | Path) -> bool:
-    return Path(left).resolve() == Path(right).resolve()
+    def _check_open(self, writing: bool = False) -> None:
+        if self.closed:
+            raise ClosedError("this ReplayStore is closed; make a new one")
+        self._buffer.check_process()
+        if writing and self._journal is not None:
+            self._journal.journal.check_process()

@@ -1,4 +1,4 @@
-"""The on-policy store: gathers fragments side by side, hands every row out once."""
+"""The on-policy store: joins the fragments of an update, and returns every row once."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class RolloutStats:
-    """What went through a store since it was made."""
+    """Counters of a store since it was created."""
 
     accepted_rows: int = 0
     taken_rows: int = 0
-    """Handed to the learner."""
+    """Returned to the learner."""
     dropped_rows: int = 0
-    """Too old for it."""
+    """Dropped because of ``max_lag``."""
     dropped_batches: int = 0
 
 
 @dataclass(frozen=True)
 class _Fragment:
-    """The arrays of a batch, still views of what was received."""
+    """The arrays of a batch, as views of the received memory."""
 
     source: tuple[int, int, int]  # run, shard, incarnation
     horizon: int
@@ -45,7 +45,7 @@ class _Fragment:
     state: Mapping[str, Array]
 
     def layout(self) -> dict[str, str]:
-        """Return what must be alike in all fragments of a rollout, by the name of the part."""
+        """Return what must be equal in all fragments of a rollout, by name."""
         layout = {"horizon": str(self.horizon)}
         parts = {"column": (self.columns, 2), "tail": (self.tail, 1), "state": (self.state, 1)}
         for part, (arrays, axes) in parts.items():
@@ -55,18 +55,18 @@ class _Fragment:
 
 
 class RolloutStore:
-    """Gathers the fragments of one update and hands every accepted row out exactly once.
+    """Joins the fragments of one update, and returns every accepted row exactly once.
 
-    Fragments of several collectors may lie side by side, if they have one horizon and the same
-    columns. Nothing is joined; the numbers in the column ``env`` then repeat.
+    A rollout may contain fragments of several collectors with the same horizon and columns; env
+    numbers are then not unique.
 
     Parameters
     ----------
     max_lag
-        How many versions a batch may be behind the newest one; ``None`` for any number.
+        Maximum number of versions that a batch may lag behind; ``None`` for no limit.
     stale
-        What happens to a batch that is further behind: ``"refuse"`` raises
-        :class:`StaleBatch`, ``"count"`` drops it and counts its rows in :attr:`stats`.
+        What to do with a batch that lags more: ``"refuse"`` raises :class:`StaleBatch`,
+        ``"count"`` drops it and counts its rows in :attr:`stats`.
 
     Examples
     --------
@@ -94,11 +94,11 @@ class RolloutStore:
         self.stale = stale
         self._fragments: list[_Fragment] = []
         self._stats = RolloutStats()
-        self._lender = BufferPool()
+        self._buffers = BufferPool()
 
     @property
     def rows(self) -> int:
-        """Rows held, all of which the next :meth:`take` returns."""
+        """Rows that the next :meth:`take` returns."""
         return sum(fragment.horizon * fragment.num_envs for fragment in self._fragments)
 
     @property
@@ -107,10 +107,10 @@ class RolloutStore:
         return self._stats
 
     def add(self, batch: Batch, newest_version: int) -> bool:
-        """Take a fragment in, unless it is too far behind.
+        """Add a fragment, unless it lags too far behind.
 
-        Its arrays are kept, not copied, until :meth:`take`. The lag is counted from
-        ``newest_version``, the version that its collector published last.
+        Its arrays are referenced, not copied, until :meth:`take`. The lag is counted from
+        ``newest_version``, the version that the fragment's collector published last.
 
         Returns
         -------
@@ -122,8 +122,8 @@ class RolloutStore:
         StaleBatch
             If the batch lags more than ``max_lag`` versions and ``stale="refuse"``.
         ConfigError
-            If its horizon or columns differ from those of the batches held, a column is text, or
-            its version is newer than ``newest_version``.
+            If its horizon or columns differ from those of the other fragments, a column is text,
+            or its version is newer than ``newest_version``.
         """
         check_instance("batch", batch, Batch, "store.add(batch, newest_version=version)")
         right = "store.add(batch, newest_version=collector.publish(policy))"
@@ -169,9 +169,8 @@ class RolloutStore:
     def take(self) -> Rollout:
         """Return all rows held as one rollout and empty the store.
 
-        Fragments lie side by side along the environment axis, ordered by run, shard and
-        incarnation, those of one shard as they arrived: several collectors may fill one rollout.
-        The rollout owns its memory.
+        Fragments are joined along the environment axis, ordered by run, shard and incarnation;
+        those of one shard in the order of arrival. The rollout owns its memory.
 
         Raises
         ------
@@ -185,10 +184,10 @@ class RolloutStore:
             )
         fragments = sorted(self._fragments, key=lambda fragment: fragment.source)
         rollout = Rollout(
-            columns=_joined(fragments, lambda fragment: fragment.columns, 1, self._lender),
+            columns=_joined(fragments, lambda fragment: fragment.columns, 1, self._buffers),
             tail_rows=_joined_tail_rows(fragments),
-            tail=_joined(fragments, lambda fragment: fragment.tail, 0, self._lender),
-            state=_joined(fragments, lambda fragment: fragment.state, 0, self._lender),
+            tail=_joined(fragments, lambda fragment: fragment.tail, 0, self._buffers),
+            state=_joined(fragments, lambda fragment: fragment.state, 0, self._buffers),
         )
         self._count(taken_rows=self.rows)
         self._fragments = []
@@ -213,14 +212,14 @@ def _joined(
     fragments: list[_Fragment],
     part: Callable[[_Fragment], Mapping[str, Array]],
     axis: int,
-    lender: BufferPool,
+    buffers: BufferPool,
 ) -> dict[str, torch.Tensor]:
-    """Join a part's arrays of all fragments; the one copy between the wire and the learner."""
+    """Join the arrays of all fragments: the only copy between socket and learner."""
     joined = {}
     for name, first in part(fragments[0]).items():
         arrays = [part(fragment)[name] for fragment in fragments]
         length = sum(array.shape[axis] for array in arrays)
-        out = lender.empty((*first.shape[:axis], length, *first.shape[axis + 1 :]), first.dtype)
+        out = buffers.empty((*first.shape[:axis], length, *first.shape[axis + 1 :]), first.dtype)
         joined[name] = torch.from_numpy(np.concatenate(arrays, axis, out=out))
     return joined
 

@@ -164,6 +164,8 @@ TARGETS = (
     Target("journal.append", {"batch": "batch"}, form="({}, journal.commit())"),
     Target("journal.commit", {"note": "{}"}),
     Target("clusterenv.open_dataset", _SAVED, form="{}.count_rows()"),
+    Target("clusterenv.store.open_snapshot", _SAVED, form="list({}.batches())"),
+    Target("clusterenv.store.is_store", _SAVED),
     Target(
         "clusterenv.to_minari",
         {**_SAVED, "dataset_id": "'fuzz/x-v0'", "env": "OfBatch()"},
@@ -182,13 +184,7 @@ TARGETS = (
 LEFT_OUT = {
     "ClusterEnv",  # made by make_vec
     "ClusterEnv.close_extras",  # called by close
-    *("Batch", "Stats", "Rollout", "RolloutStats", "ReplayStats"),  # made by what returns them
-    *(
-        "Policy",
-        "Context",
-        "Decision",
-        "Fragment",
-        "Sampler",
-    ),  # for subclasses, and what these are given
+    *("Batch", "Stats", "Rollout", "RolloutStats", "ReplayStats", "Snapshot"),  # returned
+    *("Policy", "Context", "Decision", "Fragment", "Sampler", "Draw"),  # for subclasses, or given to them
 }
 """Public classes and methods that are not called here."""

@@ -16,8 +16,7 @@ from pathlib import Path
 import torch
 from batches import Fleet
 
-from clusterenv.store import Prioritized, ReplayStore
-from clusterenv.store.journal.manifest import read_manifest
+from clusterenv.store import Prioritized, ReplayStore, open_snapshot
 from pipelines.directories import note_of
 from pipelines.sessions import Session
 
@@ -60,7 +59,7 @@ def main(out: Path, rounds: int) -> None:
         if note is None:
             continue
         learner = torch.load(out / note["learner"], weights_only=True)
-        assert learner["rows"] == note["steps"] == read_manifest(out / "replay").end >= last
+        assert learner["rows"] == note["steps"] == open_snapshot(out / "replay").end >= last
         assert (learner["weights"] == note["steps"]).all()
         last = note["steps"]
     print(last)

@@ -39,7 +39,7 @@ from clusterenv.store import (
     Uniform,
 )
 from clusterenv.store.samplers.sum_tree import SumTree
-from clusterenv.store.table import memory
+from clusterenv.store.table import storage
 
 
 def filled(batches: int = 12, **options: Any) -> tuple[ReplayStore, list[Any]]:
@@ -369,7 +369,7 @@ def test_a_forged_manifest_is_named(tmp_path: Path, name: str) -> None:
 
 
 def test_nothing_on_disk_is_pickled() -> None:
-    store = Path(memory.__file__).parents[1]
+    store = Path(storage.__file__).parents[1]
     for path in [*store.rglob("*.py"), store.parent / "data" / "arrow.py"]:
         assert not re.search(r"pickle|np\.load|torch\.load|marshal|shelve", path.read_text()), path
 
@@ -379,7 +379,7 @@ def test_nothing_on_disk_is_pickled() -> None:
 
 def test_a_capacity_that_does_not_fit_names_one_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
     for free in (3_000_000, 300_000_000):
-        monkeypatch.setattr(memory, "available_memory", lambda free=free: free)
+        monkeypatch.setattr(storage, "available_memory", lambda free=free: free)
         batch = Fleet(Frames()).next()[0]
         store = ReplayStore(10**9, stack=4)
         message = r"=1,000,000,000 takes .* GB of memory, .*; capacity=([\d_]+) fits.*directory="
@@ -410,7 +410,7 @@ def test_priorities_count_as_memory(
     needed = tree + (0 if directory else plain.nbytes)
     options = {"directory": tmp_path} if directory else {}
     for free, fits in ((needed * 0.99, False), (needed * 1.06, True)):
-        monkeypatch.setattr(memory, "available_memory", lambda free=free: int(free))
+        monkeypatch.setattr(storage, "available_memory", lambda free=free: int(free))
         with ReplayStore(100_000, sampler=sampler(), **options) as store:
             if fits:
                 store.add(batch)
@@ -420,7 +420,7 @@ def test_priorities_count_as_memory(
 
 
 def test_when_nothing_fits_the_message_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "available_memory", lambda: 50)
+    monkeypatch.setattr(storage, "available_memory", lambda: 50)
     with pytest.raises(StoreTooLarge, match="no capacity fits"):
         filled(1)
 
@@ -434,7 +434,7 @@ def test_a_schema_takes_the_memory_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     twin = ReplayStore(1000)
     twin.add(batch)
     assert store.nbytes == twin.nbytes
-    monkeypatch.setattr(memory, "available_memory", lambda: 10_000)
+    monkeypatch.setattr(storage, "available_memory", lambda: 10_000)
     with pytest.raises(StoreTooLarge, match=r"capacity=1,000 takes"):
         ReplayStore(1000, schema=schema)
 
@@ -458,19 +458,19 @@ def test_a_plain_list_in_a_schema_is_a_vector() -> None:
 def test_a_limit_of_the_container_counts_without_files_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
-    whole = memory.available_memory()
+    monkeypatch.setattr(storage, "_CGROUP", tmp_path)
+    whole = storage.available_memory()
     (tmp_path / "memory.max").write_text("5000000\n")
     (tmp_path / "memory.current").write_text("4000000\n")
     (tmp_path / "memory.stat").write_text("anon 1000000\ninactive_file 2500000\nslab 7\n")
-    assert memory.available_memory() == 3_500_000
+    assert storage.available_memory() == 3_500_000
     (tmp_path / "memory.max").write_text("max\n")
-    assert memory.available_memory() > whole / 2
+    assert storage.available_memory() > whole / 2
 
 
 def test_the_store_says_what_it_takes() -> None:
     store, _ = filled(1)
-    assert store._ring is not None
+    assert store._buffer.ring is not None
     assert store.nbytes == store.stats.nbytes > 101 * (6 * 4 + 4 + 1 + 1 + 8 + 4 * 4 + 8)
 
 
@@ -567,7 +567,7 @@ def test_two_stores_of_one_process_do_not_share_a_directory(tmp_path: Path) -> N
 
 def test_a_closed_store_says_so_and_holds_no_memory() -> None:
     store, _ = filled()
-    obs = store._ring.columns["obs"]  # type: ignore[union-attr]
+    obs = store._buffer.ring.columns["obs"]  # type: ignore[union-attr]
     store.close()
     for call in (
         lambda: store.sample(3),

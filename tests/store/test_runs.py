@@ -20,7 +20,7 @@ import clusterenv
 from clusterenv import Batch
 from clusterenv.data.seeds import new_run_id
 from clusterenv.store import Journal, NStep, ReplayStore, Uniform
-from clusterenv.store.journal.dataset import episodes
+from clusterenv.store.dataset import episodes
 
 NAME = ["run", "shard", "incarnation", "env", "episode", "step"]
 
@@ -91,9 +91,9 @@ def test_fragments_of_one_collector_share_observations_while_another_feeds_the_s
     store = store_of(100)
     for turn in range(6):
         store.add(fleets[turn % 2].next()[0])
-    assert store._ring is not None
+    assert store._buffer.ring is not None
     ends = np.arange(36).reshape(6, 6)[:-2, -2:].ravel()  # of all fragments that have another
-    assert store._ring.next[ends].tolist() == (ends + 8).tolist()
+    assert store._buffer.ring.next[ends].tolist() == (ends + 8).tolist()
 
 
 def test_a_resumed_run_whose_first_batch_was_dropped_is_not_joined(tmp_path: Path) -> None:

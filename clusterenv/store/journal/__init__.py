@@ -1,1 +1,1 @@
-"""Rows of a replay store on disk."""
+"""Rows on disk: Arrow files, a manifest, and commits."""

@@ -1,9 +1,9 @@
-"""Rows to disk: Arrow files and a manifest, complete at every moment.
+"""Writes batches to Arrow files, in atomic commits.
 
-A directory holds segments (Arrow IPC files), at most one file with what the sampler remembers,
-and ``manifest.json``, which says which files count. A commit writes files beside, brings them to
-the disk, and then replaces the manifest; whoever is killed in between leaves the state of the
-commit before. Files that no manifest names are what a killed process left, and are removed.
+A directory holds segments (Arrow IPC files), at most one file with the state of the sampler, and
+``manifest.json``, which names the committed files. A commit writes new files, syncs them to disk,
+and then replaces the manifest; a process that is killed meanwhile leaves the previous commit.
+Files that the manifest does not name are leftovers of a killed process, and are removed.
 """
 
 from __future__ import annotations
@@ -23,17 +23,16 @@ from clusterenv.data.arrow import to_sparse
 from clusterenv.data.batch import Batch
 from clusterenv.data.checks import check_flag, check_instance, check_path, check_whole
 from clusterenv.errors import ClosedError, ConfigError, SchemaMismatch, StoreNotWritten, shown
-from clusterenv.store.journal.files import create
-from clusterenv.store.journal.lock import DirectoryLock
-from clusterenv.store.journal.manifest import (
+from clusterenv.store.files import DirectoryLock, create
+from clusterenv.store.journal.manifest import Manifest, Segment, check_block
+from clusterenv.store.journal.manifest_file import (
     MANIFEST,
     as_json,
     read_manifest,
     row_files,
     write_manifest,
 )
-from clusterenv.store.journal.manifest_fields import Manifest, Segment, check_block
-from clusterenv.store.journal.segments import to_segment
+from clusterenv.store.journal.record_batch import to_record_batch
 from clusterenv.store.table.stacks import Stack
 
 __all__ = ["Journal"]
@@ -41,8 +40,8 @@ __all__ = ["Journal"]
 _KINDS = ("rows", "state")
 
 
-class _Beside:
-    """An Arrow file in the making, with its checksum."""
+class _SegmentWriter:
+    """Writes an Arrow file under a temporary name, and computes its checksum."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self.path = path
@@ -56,7 +55,7 @@ class _Beside:
             self.discard()
             raise
 
-    # What pyarrow asks of a file
+    # The file interface for pyarrow
 
     closed = False
 
@@ -71,15 +70,15 @@ class _Beside:
         self._file.flush()
 
     def close(self) -> None:
-        """Leave closing to :meth:`seal`."""
+        """Do nothing: :meth:`seal` closes the file."""
 
-    # What the journal asks
+    # The interface for the journal
 
     def add(self, batch: pa.RecordBatch) -> None:
         self._arrow.write_batch(batch)
 
     def seal(self) -> tuple[int, int]:
-        """Bring the file to the disk under its name; return its size and checksum."""
+        """Sync the file to disk and rename it; return its size and checksum."""
         self._arrow.close()
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -96,25 +95,25 @@ class _Beside:
 
 
 class Journal:
-    """Writes batches to a directory, in commits.
+    """Writes batches to a directory, in atomic commits.
 
     Parameters
     ----------
     directory
-        Made if it is not there; if it holds rows, the journal goes on after them.
+        Created if it does not exist; if it holds rows, the journal appends to them.
     stack
         How observations are stacked from frames; each frame is then written once.
     segment_rows
-        Rows of a file, about.
+        Approximate number of rows per file.
 
     Raises
     ------
     StoreInUse
-        If another store has the directory.
+        If another store has locked the directory.
     StoreUnreadable
-        If the directory cannot be written, or holds a store of another format.
+        If the directory cannot be written, or the store in it has another format.
     StoreDamaged
-        If the manifest is missing beside rows, or was altered.
+        If the manifest is missing although there are rows, or was altered.
     """
 
     def __init__(
@@ -127,7 +126,7 @@ class Journal:
         self._lock = DirectoryLock(self.directory)
         self._segment_rows = segment_rows
         self._stack = stack
-        self._open: _Beside | None = None
+        self._open: _SegmentWriter | None = None
         self._blocks: list[tuple[int, int, int]] = []
         self._sealed: list[Segment] = []
         self.closed = False
@@ -151,7 +150,7 @@ class Journal:
                     "that, or choose another directory"
                 )
             return manifest
-        # Written before any row: rows without a manifest are never what a killed process left.
+        # Written before any row: a killed process never leaves rows without a manifest.
         with self._writing():
             self.manifest = Manifest()
             write_manifest(self.directory, self.manifest)
@@ -159,19 +158,19 @@ class Journal:
 
     @property
     def pending(self) -> int:
-        """Rows that the next commit adds."""
+        """Rows that were appended since the last commit."""
         return sum(rows for rows, _, _ in self._blocks) + sum(s.rows for s in self._sealed)
 
     def append(self, batch: Batch) -> None:
-        """Write a batch; it counts from the next commit on.
+        """Write a batch; it becomes valid with the next commit.
 
         Raises
         ------
         StoreNotWritten
-            If the disk is full or gone; the last commit stays.
+            If the disk is full or gone; the last commit stays valid.
         ConfigError
-            If it is no batch of a collector, or observations are not the stacks that they should
-            be; nothing is written.
+            If it is not a batch of a collector, or its observations are not stacks as configured;
+            nothing is written.
         """
         check_instance("batch", batch, Batch, "journal.append(batch)")
         self._check_open()
@@ -181,16 +180,15 @@ class Journal:
                 self._stack.check(batch, name, thorough=not (self.pending or self.manifest.rows))
         block = batch.num_rows, batch.num_envs, batch.policy_version
         check_block(block)
-        segment = to_segment(batch, self._stack)
+        rows = to_record_batch(batch, self._stack)
         with self._writing():
-            same = self._open is None or segment.schema.equals(self._open.schema, True)
-            if not same:
+            if self._open is not None and not rows.schema.equals(self._open.schema, True):
                 self._seal()
             if self._open is None:
-                self._open = _Beside(self._new_file("rows"), segment.schema)
-            self._open.add(segment)
+                self._open = _SegmentWriter(self._new_file("rows"), rows.schema)
+            self._open.add(rows)
             self._blocks.append(block)
-            if sum(rows for rows, _, _ in self._blocks) >= self._segment_rows:
+            if sum(count for count, _, _ in self._blocks) >= self._segment_rows:
                 self._seal()
 
     def commit(
@@ -203,28 +201,28 @@ class Journal:
         state: Mapping[str, npt.NDArray[Any]] | None = None,
         note: Mapping[str, Any] | None = None,
     ) -> None:
-        """Make everything that was appended count, at once.
+        """Make all appended batches valid, atomically.
 
         Parameters
         ----------
         keep
-            Segments with none of the newest ``keep`` rows are removed.
+            Remove segments that hold none of the newest ``keep`` rows.
         replace
-            Whether what counted before is removed, all of it.
+            Whether to remove everything that was committed before.
         end
-            Number of the next row; by default all rows were counted from the beginning.
+            Number of the next row; by default, the count of all rows ever committed.
         store, state
-            What makes the store again, and what its sampler remembers.
+            Settings and state of a :class:`ReplayStore`, and state of its sampler.
         note
-            Kept with it; by default the note of the commit before.
+            Saved with the commit; by default the note of the previous commit.
 
         Raises
         ------
         StoreNotWritten
-            If the disk is full or gone; the last commit stays.
+            If the disk is full or gone; the last commit stays valid.
         ConfigError
-            If something given cannot be kept in a manifest, such as a note that JSON cannot hold;
-            what counts has not changed.
+            If an argument cannot be written to the manifest, such as a note that is not JSON;
+            the last commit stays valid.
         """
         self._check_open()
         for name, count in (("keep", keep), ("end", end)):
@@ -244,47 +242,36 @@ class Journal:
         if note is not None:
             as_json(note, "a note")
         with self._writing():
-            self._commit(keep, replace, end, store, state, note)
+            self._seal()
+            old = self.manifest
+            segments = [*(() if replace else old.segments), *self._sealed]
+            if end is None:
+                end = old.end + sum(segment.rows for segment in self._sealed)
+            if keep is not None:
+                total = sum(segment.rows for segment in segments)
+                while segments and total - segments[0].rows >= keep:
+                    total -= segments.pop(0).rows
+            new = Manifest(
+                end,
+                tuple(segments),
+                self._stack,
+                old.store if store is None else store,
+                self._write_state(state) if state else None,
+                old.note if note is None else note,
+            )
+            write_manifest(self.directory, new)
+            self.manifest, self._sealed = new, []
         self._remove_strays()
 
-    def _commit(
-        self,
-        keep: int | None,
-        replace: bool,
-        end: int | None,
-        store: Mapping[str, Any] | None,
-        state: Mapping[str, npt.NDArray[Any]] | None,
-        note: Mapping[str, Any] | None,
-    ) -> None:
-        self._seal()
-        old = self.manifest
-        segments = [*(() if replace else old.segments), *self._sealed]
-        if end is None:
-            end = old.end + sum(segment.rows for segment in self._sealed)
-        if keep is not None:
-            total = sum(segment.rows for segment in segments)
-            while segments and total - segments[0].rows >= keep:
-                total -= segments.pop(0).rows
-        new = Manifest(
-            end,
-            tuple(segments),
-            self._stack,
-            old.store if store is None else store,
-            self._write_state(state) if state else None,
-            old.note if note is None else note,
-        )
-        write_manifest(self.directory, new)
-        self.manifest, self._sealed = new, []
-
     def close(self) -> None:
-        """Give up what was not committed, and let others into the directory.
+        """Discard what was not committed, and unlock the directory.
 
-        In a fork of the process that opened it, nothing happens to the files.
+        In a fork of the process that opened the journal, the files stay as they are.
         """
         if not self.closed:
             self.closed = True
             if self._lock.is_held:
-                self._give_up()
+                self._discard()
                 self._lock.release()
 
     def check_process(self) -> None:
@@ -296,7 +283,7 @@ class Journal:
             raise ClosedError("this Journal is closed; make a new one")
         self.check_process()
 
-    def _give_up(self) -> None:
+    def _discard(self) -> None:
         if self._open is not None:
             self._open.discard()
         self._open, self._blocks, self._sealed = None, [], []
@@ -308,7 +295,7 @@ class Journal:
             yield
         except OSError as error:
             lost = self.pending
-            self._give_up()
+            self._discard()
             raise StoreNotWritten(
                 f"{self.directory} could not be written: {error}. The state of the last commit, "
                 f"{self.manifest.rows:,} rows, is as it was; {lost:,} rows since then are not in it"
@@ -324,14 +311,14 @@ class Journal:
         self._sealed.append(Segment(file.path.name, rows, nbytes, crc, blocks))
 
     def _write_state(self, state: Mapping[str, npt.NDArray[Any]]) -> Segment:
-        # One row that holds whole arrays, of whatever length, dtype and shape.
+        # One row that holds whole arrays of any length, dtype and shape.
         first = np.zeros(1, np.int64)
         parts = [
             to_sparse(name, first, np.asarray(values)[None], 1) for name, values in state.items()
         ]
         fields, arrays = zip(*parts, strict=True)
         schema = pa.schema(fields)
-        file = _Beside(self._new_file("state"), schema)
+        file = _SegmentWriter(self._new_file("state"), schema)
         try:
             file.add(pa.record_batch(list(arrays), schema=schema))
             nbytes, crc = file.seal()
@@ -355,5 +342,5 @@ class Journal:
             kept.add(f"{self._open.path.name}.part")
         for path in [path for kind in _KINDS for path in self._files(kind)]:
             if path.name not in kept:
-                with contextlib.suppress(OSError):  # another time
+                with contextlib.suppress(OSError):  # the next commit tries again
                     path.unlink(missing_ok=True)

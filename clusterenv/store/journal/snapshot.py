@@ -1,7 +1,7 @@
-"""Read one commit of a store's directory, while others may write the next ones.
+"""Reads one commit of a directory while another process may write the next ones.
 
-The files of a commit are mapped when it is opened, so they stay readable when a later commit
-removes them. Each is checked before it is used.
+The files of a commit are mapped when it is opened, so they stay readable after a later commit
+removes them. Each file is checked before it is used.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 import pyarrow as pa
@@ -22,36 +22,51 @@ import pyarrow.fs
 
 from clusterenv.data.arrow import from_sparse
 from clusterenv.data.batch import Batch
+from clusterenv.data.checks import check_path
 from clusterenv.errors import StoreDamaged, StoreUnreadable
-from clusterenv.store.journal.files import map_file
-from clusterenv.store.journal.manifest import read_manifest
-from clusterenv.store.journal.manifest_fields import Manifest, Segment
-from clusterenv.store.journal.segments import from_segment
+from clusterenv.store.files import map_file
+from clusterenv.store.journal.manifest import Manifest, Segment
+from clusterenv.store.journal.manifest_file import MANIFEST, read_manifest
+from clusterenv.store.journal.record_batch import from_record_batch
 
-__all__ = ["Snapshot", "forged", "open_snapshot"]
+if TYPE_CHECKING:
+    from clusterenv.store.samplers.sampler import Sampler
 
-_TRIES = 100  # one is nearly always enough: files are mapped faster than commits remove them
+__all__ = ["Snapshot", "is_store", "open_snapshot"]
+
+_TRIES = 100  # one is nearly always enough: mapping files is faster than a commit
 _CHUNK = 1 << 26
 
 
-def open_snapshot(directory: Path) -> Snapshot:
-    """Open the newest commit of a directory, whose files a writer may remove meanwhile.
+def is_store(directory: str | Path) -> bool:
+    """Whether a directory holds a saved store or a journal, damaged or not."""
+    path = check_path("directory", directory, "is_store('replay')")
+    with contextlib.suppress(OSError):  # such as a name that is too long
+        return (path / MANIFEST).is_file()
+    return False
+
+
+def open_snapshot(directory: str | Path) -> Snapshot:
+    """Open the last commit of a saved store, a journal or a collection.
+
+    Another process may write to the directory meanwhile.
 
     Raises
     ------
     StoreUnreadable
-        If there is no store, or one of another format.
+        If there is no store, or its format is another one.
     StoreDamaged
         If the manifest was altered.
     """
-    manifest = read_manifest(directory)
+    path = check_path("directory", directory, "open_snapshot('replay')")
+    manifest = read_manifest(path)
     for _ in range(_TRIES):
-        snapshot = Snapshot.of(directory, manifest)
+        snapshot = Snapshot.of(path, manifest)
         if snapshot.complete:
             return snapshot
-        before, manifest = manifest, read_manifest(directory)
+        before, manifest = manifest, read_manifest(path)
         if (before.segments, before.state) == (manifest.segments, manifest.state):
-            return snapshot  # no commit has removed what is not there
+            return snapshot  # the files are missing, not replaced by a new commit
     raise StoreUnreadable(
         f"{directory} was not read: its files were removed by new commits before they could be "
         f"opened, {_TRIES} times; stop the process that writes there, or let it commit less often"
@@ -59,14 +74,14 @@ def open_snapshot(directory: Path) -> Snapshot:
 
 
 class _File:
-    """A file of a commit: its bytes, or what is wrong with it."""
+    """A file of a commit: its mapped bytes, or what is wrong with it."""
 
     def __init__(self, path: Path, segment: Segment) -> None:
         self.path = path
         self._crc32 = segment.crc32
         self.buffer = pa.py_buffer(b"")
         self.fault: str | None = None
-        """What could be seen when it was opened."""
+        """Found when it was opened: it is missing, unreadable, or has another size."""
         try:
             self.buffer = map_file(path)
         except FileNotFoundError:
@@ -80,7 +95,7 @@ class _File:
 
     @functools.cached_property
     def fault_inside(self) -> str | None:
-        """What is wrong with it, when all bytes are read."""
+        """Found when all bytes are read."""
         if self.fault is not None:
             return self.fault
         crc = 0
@@ -91,7 +106,7 @@ class _File:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One commit, with all of its files."""
+    """One commit of a directory; see :func:`open_snapshot`."""
 
     directory: Path
     manifest: Manifest
@@ -100,47 +115,50 @@ class Snapshot:
     @classmethod
     def of(cls, directory: Path, manifest: Manifest) -> Snapshot:
         """Map the files that a manifest names."""
-        # In the order in which commits remove them.
+        # In the order in which a commit removes them.
         segments = [*([] if manifest.state is None else [manifest.state]), *manifest.segments]
         files = {segment.file: _File(directory / segment.file, segment) for segment in segments}
         return cls(directory, manifest, files)
 
     @property
+    def rows(self) -> int:
+        """Rows in all files."""
+        return self.manifest.rows
+
+    @property
+    def end(self) -> int:
+        """Rows ever written, including removed ones."""
+        return self.manifest.end
+
+    @property
+    def note(self) -> Mapping[str, Any]:
+        """The note given with the commit."""
+        return self.manifest.note
+
+    @property
     def complete(self) -> bool:
-        """Whether all files are there, with their sizes."""
+        """Whether all files exist and have the right size."""
         return all(file.fault is None for file in self._files.values())
 
     @property
     def damaged(self) -> list[str]:
-        """Names of the files of rows that are missing or were altered."""
+        """Names of the files of rows that are missing or were altered; reads all bytes."""
         return [s.file for s in self.manifest.segments if self._fault(s, True) is not None]
 
     def without_damaged(self, checksums: bool = True) -> Snapshot:
-        """Return the same with only the files of rows that are as they were written."""
+        """Return a snapshot without the files of rows that are missing or were altered."""
         good = [s for s in self.manifest.segments if self._fault(s, checksums) is None]
         return dataclasses.replace(
             self, manifest=dataclasses.replace(self.manifest, segments=tuple(good))
         )
 
     def check(self, checksums: bool = True) -> None:
-        """Raise ``StoreDamaged`` if a file of rows is missing or was altered.
-
-        Parameters
-        ----------
-        checksums
-            Whether all bytes are read; otherwise only the sizes are compared.
-        """
+        """Raise ``StoreDamaged`` if a file of rows is missing, cut or, by its checksum, altered."""
         for segment in self.manifest.segments:
             self._check(segment, checksums)
 
     def batches(self) -> Iterator[Batch]:
-        """Yield all batches, oldest first.
-
-        Raises
-        ------
-        StoreDamaged
-            At the first file that is missing or was altered.
-        """
+        """Yield all batches, oldest first; raise ``StoreDamaged`` at the first damaged file."""
         for segment in self.manifest.segments:
             yield from self.batches_of(segment)
 
@@ -148,17 +166,17 @@ class Snapshot:
         """Yield the batches of one file; raises as :meth:`batches`."""
         self._check(segment)
         file = self._files[segment.file]
-        with forged(file.path):
+        with _reading(file.path):
             reader = pa.ipc.open_file(file.buffer)
             if reader.num_record_batches != len(segment.blocks):
                 raise ValueError(f"{reader.num_record_batches} batches, not {len(segment.blocks)}")
         for index, (count, num_envs, version) in enumerate(segment.blocks):
-            with forged(file.path):
+            with _reading(file.path):
                 rows = reader.get_batch(index)
                 if rows.num_rows != count:
                     raise ValueError(f"batch {index} has {rows.num_rows} rows, not {count}")
                 rows.validate(full=True)
-                batch = from_segment(rows, num_envs, version, self.manifest.stack)
+                batch = from_record_batch(rows, num_envs, version, self.manifest.stack)
             yield batch
 
     def dataset(self) -> pyarrow.dataset.FileSystemDataset:
@@ -168,20 +186,24 @@ class Snapshot:
         fragments = [file_format.make_fragment(file.buffer) for file in files]
         schema = pa.schema([])
         if files:
-            with forged(files[0].path):
+            with _reading(files[0].path):
                 schema = fragments[0].physical_schema
         # Without a file system, Arrow crashes when the dataset is sent to another process.
         system = pyarrow.fs.LocalFileSystem()
         return pyarrow.dataset.FileSystemDataset(fragments, schema, file_format, system)
 
-    def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return what the sampler remembered.
+    def read(self, columns: list[str]) -> pa.Table:
+        """Load columns of all rows, unchecked; raise ``StoreDamaged`` if a file cannot be read."""
+        with _reading(self.directory):
+            return self.dataset().to_table(columns=columns)
 
-        Raises
-        ------
-        StoreDamaged
-            If the file is missing or was altered.
-        """
+    def restore(self, sampler: Sampler) -> None:
+        """Restore the state of a sampler; raise ``StoreDamaged`` if it is damaged or another's."""
+        segment, state = self.manifest.state, self._state()
+        with _reading(self.directory / (MANIFEST if segment is None else segment.file)):
+            sampler.restore(state)
+
+    def _state(self) -> dict[str, npt.NDArray[Any]]:
         segment = self.manifest.state
         if segment is None:
             return {}
@@ -192,7 +214,7 @@ class Snapshot:
                 "without their priorities or what else the sampler keeps: "
                 f"ReplayStore.load({str(self.directory)!r}, skip_damaged=True)"
             )
-        with forged(file.path):
+        with _reading(file.path):
             arrays = pa.ipc.open_file(file.buffer).get_batch(0)
             arrays.validate(full=True)
             return {
@@ -217,8 +239,8 @@ class Snapshot:
 
 
 @contextlib.contextmanager
-def forged(path: Path) -> Iterator[None]:
-    """Raise if a file is not what it claims: checksums do not keep a stranger from lying."""
+def _reading(path: Path) -> Iterator[None]:
+    """Raise ``StoreDamaged`` if a file is malformed: a forged file can have a valid checksum."""
     try:
         yield
     except (pa.ArrowException, ArithmeticError, LookupError, OSError, TypeError, ValueError) as e:

@@ -1,36 +1,40 @@
-"""Returns of several steps, on top of a sampler of rows."""
+"""Sampler of n-step returns, on top of another sampler."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clusterenv.data.batch import Batch
 from clusterenv.data.checks import check_whole, is_number
-from clusterenv.data.spaces import Column
 from clusterenv.errors import ConfigError, shown
-from clusterenv.store.samplers.base import Draw, Numbers, Transitions
-from clusterenv.store.samplers.rows import Prioritized, Uniform
-from clusterenv.store.table.ring import Block, Ints, Ring
+from clusterenv.store.samplers.prioritized import Prioritized
+from clusterenv.store.samplers.sampler import Draw, Numbers, Transitions
+from clusterenv.store.samplers.uniform import Uniform
+
+if TYPE_CHECKING:
+    from clusterenv.data.batch import Batch
+    from clusterenv.data.spaces import Column
+    from clusterenv.store.table.ring import Ring
+    from clusterenv.store.table.slots import Block, Ints
 
 __all__ = ["NStep"]
 
 
 class NStep(Transitions):
-    """Returns of up to ``n`` steps, on top of another sampler.
+    """Gathers returns of up to ``n`` steps for the rows that another sampler draws.
 
-    ``reward`` is ``sum_k gamma^k r_k`` over the ``m <= n`` rows that follow each other from the
-    row drawn; ``next_obs``, ``terminated`` and ``truncated`` are those of the last of them, and
+    ``reward`` is ``sum_k gamma^k r_k`` over the ``m <= n`` consecutive rows from the row drawn;
+    ``next_obs``, ``terminated`` and ``truncated`` are those of the last of them, and
     ``discount`` is ``gamma^m``, so the target is
-    ``reward + discount * (1 - terminated) * value(next_obs)``. It takes fewer steps at the end of
-    an episode, and where the store holds no later row of it.
+    ``reward + discount * (1 - terminated) * value(next_obs)``. ``m`` is less than ``n`` at the end
+    of an episode, and where the store holds no later row of it.
 
     Parameters
     ----------
     n
-        Steps.
+        Maximum number of steps.
     gamma
         Discount per step.
     base
@@ -78,11 +82,11 @@ class NStep(Transitions):
         found["action"] = last["action"].copy()
         total = last["reward"].astype(np.float64)
         discount = np.full(len(rows), self.gamma)
-        ends, going = slots.copy(), np.arange(len(rows))  # of those that may go on
+        ends, going = slots.copy(), np.arange(len(rows))  # going: rows that may have a successor
         for _ in range(self.n - 1):
             following = last["next"][going]
-            goes_on = following < ring.capacity
-            going, following = going[goes_on], following[goes_on]
+            continues = following < ring.capacity
+            going, following = going[continues], following[continues]
             if not len(going):
                 break
             steps = ring.steps.take(following)

@@ -1,32 +1,34 @@
-"""Whole batches, each used a few times."""
+"""Sampler of whole batches, each used a few times."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clusterenv.data.batch import Batch
 from clusterenv.data.checks import check_whole
-from clusterenv.data.spaces import Column
 from clusterenv.errors import ConfigError, EmptyStore
-from clusterenv.store.samplers.base import Draw, Numbers, Transitions
-from clusterenv.store.table.ring import Block, Ints
+from clusterenv.store.samplers.sampler import Draw, Numbers, Transitions
+
+if TYPE_CHECKING:
+    from clusterenv.data.batch import Batch
+    from clusterenv.data.spaces import Column
+    from clusterenv.store.table.slots import Block, Ints
 
 __all__ = ["Recent"]
 
 
 class Recent(Transitions):
-    """Whole batches, the newest ``n`` of them, each handed out ``uses`` times at most.
+    """Draws one of the newest ``n`` batches, each at most ``uses`` times.
 
-    ``sample()`` returns a batch chosen at random, ``[horizon, envs, …]``. A batch leaves when it
-    has been used up, or when it is the oldest and a new one comes; adding never waits.
+    ``sample()`` returns a random batch, ``[horizon, envs, …]``. A batch is dropped after ``uses``
+    samples, or when it is the oldest of ``n`` and a new one is added; adding never waits.
 
     Parameters
     ----------
     n
-        Batches.
+        Number of batches.
     uses
         How often each may be sampled.
     """
@@ -43,8 +45,8 @@ class Recent(Transitions):
     def added(self, block: Block, batch: Batch) -> None:
         self._blocks.append(block)
         self._used.append(0)
-        self._leave(len(self._blocks) - self.n)
-        self._leave(sum(block.start < self.ring.first for block in self._blocks))
+        self._drop(len(self._blocks) - self.n)
+        self._drop(sum(block.start < self.ring.first for block in self._blocks))
 
     def draw(self, n: int | None, rng: np.random.Generator) -> Draw:
         if not self._blocks:
@@ -81,6 +83,6 @@ class Recent(Transitions):
         self._blocks = [block for block, _ in left]
         self._used = [used for _, used in left]
 
-    def _leave(self, count: int) -> None:
+    def _drop(self, count: int) -> None:
         if count > 0:
             del self._blocks[:count], self._used[:count]

@@ -1,59 +1,60 @@
-"""Consecutive rows of one episode, for recurrent policies."""
+"""Sampler of consecutive rows, for recurrent policies."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from clusterenv.data.batch import Batch
 from clusterenv.data.checks import check_whole
-from clusterenv.data.spaces import Column
 from clusterenv.errors import ConfigError, EmptyStore
-from clusterenv.store.samplers.base import Draw, Numbers, Transitions, wanted
-from clusterenv.store.samplers.rows import Prioritized
-from clusterenv.store.table.ring import STEP_COLUMNS, Block, Ints, Ring
-from clusterenv.store.table.specs import Spec
+from clusterenv.store.samplers.prioritized import Prioritized
+from clusterenv.store.samplers.sampler import Draw, Numbers, Transitions, required
+
+if TYPE_CHECKING:
+    from clusterenv.data.batch import Batch
+    from clusterenv.data.spaces import Column
+    from clusterenv.store.table.ring import Ring
+    from clusterenv.store.table.slots import Block, Ints
 
 __all__ = ["Sequences"]
 
-_INITIAL = "initial."  # before the names of the initial state's parts, in what is saved
-
-_MOST = 2**16  # each sequence is followed row by row
+_INITIAL = "initial."  # prefix of the initial state's names when it is saved
+_MAX_LENGTH = 2**16  # sequences are followed row by row
+_STEP_COLUMNS = ("action", "reward", "terminated", "truncated")
 
 
 class Sequences(Transitions):
-    """Consecutive rows of one episode, ``[n, burn_in + length, …]``, with recurrent state.
+    """Draws consecutive rows of one episode, ``[n, burn_in + length, …]``, with recurrent state.
 
-    A sequence begins where an episode does, and then every ``burn_in + length - overlap`` rows;
-    for policies with recurrent state, it begins where the state is known: at an episode's first
-    row and at the first row of each fragment, so collect with
-    ``horizon=burn_in + length - overlap``. An episode that begins inside a fragment begins with
-    the policy's initial state, which is learned from the first fragment that begins with an
-    episode; as long as there was none, it is zero. What an episode is too short for is padded
-    with zeros and left out of ``mask``. A sequence whose end has not been collected yet is not
-    drawn.
+    Sequences begin at the first row of an episode, and then every ``burn_in + length - overlap``
+    rows. For policies with recurrent state, they begin where the state is known: at the first row
+    of an episode and of a fragment, so collect with ``horizon=burn_in + length - overlap``. An
+    episode that begins inside a fragment begins with the policy's initial state, which is taken
+    from the first fragment that begins with an episode; until then, it is zero. Sequences of
+    short episodes are padded with zeros, where ``mask`` is false. A sequence whose end has not
+    been collected yet is not drawn.
 
     Parameters
     ----------
     length
         Rows to learn from, at most 2**16.
     burn_in
-        Rows before them, to bring the recurrent state up to date; at most 2**16.
+        Rows before them, to warm up the recurrent state, at most 2**16.
     overlap
-        Rows that a sequence shares with the next.
+        Rows that consecutive sequences share.
     base
-        Draws the beginnings: a :class:`Prioritized`; by default all are alike.
+        Draws the first rows: a :class:`Prioritized`. By default, they are drawn uniformly.
     """
 
     def __init__(
         self, length: int, burn_in: int = 0, overlap: int = 0, base: Prioritized | None = None
     ) -> None:
         right = "Sequences(80, burn_in=40, overlap=40)"
-        self.length = check_whole("length", length, right, least=1, most=_MOST)
-        self.burn_in = check_whole("burn_in", burn_in, right, most=_MOST)
+        self.length = check_whole("length", length, right, least=1, most=_MAX_LENGTH)
+        self.burn_in = check_whole("burn_in", burn_in, right, most=_MAX_LENGTH)
         most, why = self.length + self.burn_in - 1, "less than length and burn_in together"
         self.overlap = check_whole("overlap", overlap, right, most=most, why=why)
         if base is not None and not isinstance(base, Prioritized):
@@ -90,7 +91,7 @@ class Sequences(Transitions):
     def added(self, block: Block, batch: Batch) -> None:
         step = batch.flat("step")
         begins = step % self._period == 0
-        if self.ring.specs.state:
+        if self.ring.schema.state:
             begins = step == 0
             if not self._initial:
                 self._initial = _initial_state(batch, begins)
@@ -102,11 +103,11 @@ class Sequences(Transitions):
             self.base.added_only(rows, block)
 
     def draw(self, n: int | None, rng: np.random.Generator) -> Draw:
-        count = wanted(n, "Sequences")
+        count = required(n, "Sequences")
         if self.base is not None:
             return self._draw_by_priority(self.base, count, rng)
         entries = self._entries[self._entries >= self.ring.first]
-        for _ in range(8):  # few are incomplete: the newest of each environment
+        for _ in range(8):  # only the newest sequence of each environment is incomplete
             if not len(entries):
                 break
             rows = rng.choice(entries, 2 * count)
@@ -115,7 +116,7 @@ class Sequences(Transitions):
                 return Draw(rows, np.ones(count, np.float32))
         entries = entries[self._complete(entries)]
         if not len(entries):
-            raise EmptyStore(self._none())
+            raise EmptyStore(self._no_sequence())
         return Draw(rng.choice(entries, count), np.ones(count, np.float32))
 
     def _draw_by_priority(self, base: Prioritized, count: int, rng: np.random.Generator) -> Draw:
@@ -132,14 +133,14 @@ class Sequences(Transitions):
         entries = self._entries[self._entries >= self.ring.first]
         entries = entries[self._complete(entries)]
         if not len(entries):
-            raise EmptyStore(self._none())
+            raise EmptyStore(self._no_sequence())
         return base.draw_from(entries, count, rng)
 
     def gather(self, rows: Ints, columns: tuple[str, ...]) -> dict[str, Column]:
         slots, mask = self._chains(rows)
         flat = slots.reshape(-1)
         found = self.ring.observations(flat)
-        for name in (*STEP_COLUMNS, *columns):
+        for name in (*_STEP_COLUMNS, *columns):
             found[name] = self.ring.columns[name][flat]
         found |= self.ring.observations(self.ring.next[flat], "next_")
         shaped = {
@@ -170,16 +171,16 @@ class Sequences(Transitions):
             for name, column in state.items()
             if name.startswith(_INITIAL)
         }
-        specs = self.ring.specs.state
-        found = {name: Spec(column.dtype, column.shape) for name, column in initial.items()}
-        if initial and found != specs:
-            raise ValueError(f"an initial state {found} of policies with {specs}")
+        wanted = {name: (spec.dtype, spec.shape) for name, spec in self.ring.schema.state.items()}
+        found = {name: (column.dtype, column.shape) for name, column in initial.items()}
+        if initial and found != wanted:
+            raise ValueError(f"an initial state {found} of policies with {wanted}")
         if self.base is not None:
             self.base.restore(state)
         self._initial = initial or self._initial
 
     def _chains(self, rows: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
-        """Return the slots of the rows that follow each other, and which of them there are."""
+        """Return the slots of consecutive rows, and a mask of those that exist."""
         capacity = self.ring.capacity
         slots = np.zeros((len(rows), self._total), np.int64)
         slots[:, 0] = self.ring.slots(rows)
@@ -192,13 +193,13 @@ class Sequences(Transitions):
         return slots, mask
 
     def _complete(self, rows: Ints) -> npt.NDArray[np.bool_]:
-        """Whether sequences from these rows are full, or end because their episodes do."""
+        """Whether sequences from these rows are full, or end with their episode."""
         slots, mask = self._chains(rows)
         last = slots[:, -1]
         ended = self.ring.columns["terminated"][last] | self.ring.columns["truncated"][last]
         return mask[:, -1] | ended
 
-    def _none(self) -> str:
+    def _no_sequence(self) -> str:
         return (
             f"no sequence of {self._total} rows is complete yet; add more batches before sampling, "
             "or collect with a longer horizon"
@@ -206,7 +207,7 @@ class Sequences(Transitions):
 
 
 def _initial_state(batch: Batch, begins: npt.NDArray[np.bool_]) -> dict[str, Column]:
-    """Return the state with which episodes begin, if one does in a batch's first time row."""
+    """Return the initial state of episodes, if one begins in the first time row of a batch."""
     first = np.flatnonzero(begins[: batch.num_envs])
     if not len(first) or not all(len(part) for part in batch.state.values()):
         return {}

@@ -1,1 +1,1 @@
-"""Rows of a replay store in memory or in memory-mapped files."""
+"""The rows of a replay store, in memory or in memory-mapped files."""

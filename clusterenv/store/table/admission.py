@@ -1,4 +1,4 @@
-"""Everything for which a store's rows may refuse a batch, looked at before anything changes."""
+"""Checks of a batch before it changes a table."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy.typing as npt
 from clusterenv.data.batch import Batch
 from clusterenv.data.spaces import Column
 from clusterenv.errors import ConfigError, SchemaMismatch
-from clusterenv.store.table.links import Envs, Links
-from clusterenv.store.table.specs import Specs
+from clusterenv.store.table.continuation import Continuations, Envs
+from clusterenv.store.table.schema import TableSchema
 from clusterenv.store.table.stacks import Stack, stack_starts
 
 __all__ = ["Admission", "Admitted"]
@@ -22,97 +22,84 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class Admitted:
-    """A batch that a ring can take, as it takes it."""
+    """A batch that passed all checks, in the form that a ring adds it."""
 
     columns: list[Column]
-    """In the ring's order."""
-    through: bool
-    """Whether no episode ends in it, and only its last time row has tails, in order."""
+    """In the order of the schema."""
+    whole: bool
+    """Whether no episode ends in it: only its last time row has tails, in order."""
     tail_rows: Ints
     """Ascending."""
     tail: Mapping[str, Column]
     starts: Ints | None
-    """Rows whose stack of frames does not go on from the row before; ``None`` without stacks."""
-    beside: int
-    """Observations besides those of its rows."""
+    """Rows whose stack of frames does not continue the row before; ``None`` without stacks."""
+    side_slots: int
+    """Side slots that it needs."""
     envs: Envs
-    """Its environments."""
 
 
 class Admission:
-    """What a ring of these columns and sizes can take.
+    """Decides whether a table of these columns and sizes can take a batch.
 
-    Raises
-    ------
-    SchemaMismatch
-        If there are observations without next observations.
-    ConfigError
-        If the observations cannot be stacks of frames.
+    Raises ``SchemaMismatch`` if there are observations without next observations; ``ConfigError``
+    if the observations cannot be stacks of frames.
     """
 
-    def __init__(self, specs: Specs, capacity: int, side: int, stack: Stack | None = None) -> None:
-        observations = [name for name in specs.rows if name.split(".")[0] == "obs"]
-        if set(specs.obs) != set(observations):
+    def __init__(
+        self, schema: TableSchema, capacity: int, side: int, stack: Stack | None = None
+    ) -> None:
+        observations = [name for name in schema.rows if name.split(".")[0] == "obs"]
+        if set(schema.obs) != set(observations):
             raise SchemaMismatch(
                 f"the observations are {', '.join(observations)}, and the next observations "
-                f"{', '.join(specs.obs) or 'missing'}; tail must hold each of them, as in the "
+                f"{', '.join(schema.obs) or 'missing'}; tail must hold each of them, as in the "
                 "batches of a Collector"
             )
-        self.specs = specs
-        self.capacity = capacity
-        self.side = side
-        self.stack = stack
-        self.stacked: list[str] = [] if stack is None else stack.of(specs.obs)
+        self._schema = schema
+        self._capacity = capacity
+        self._side = side
+        self._stack = stack
+        self.stacked: list[str] = [] if stack is None else stack.of(schema.obs)
         """Observations that are stacks of frames."""
         if stack is not None:
             for name in self.stacked:
-                stack.frame(specs.rows[name].shape)
+                stack.frame(schema.rows[name].shape)
 
-    def check(self, batch: Batch, links: Links, thorough: bool) -> Admitted:
-        """Raise if a ring cannot take a batch.
+    def check(self, batch: Batch, continuations: Continuations, thorough: bool) -> Admitted:
+        """Raise if a batch cannot be added; ``thorough`` checks all stacks of frames, not some.
 
-        Parameters
-        ----------
-        links
-            The environments that the ring knows.
-        thorough
-            Whether all stacks of frames are looked at.
-
-        Raises
-        ------
-        SchemaMismatch
-            If a column is missing, new, or of another dtype or shape.
-        ConfigError
-            If the batch is larger than the ring, its observations are not the stacks that they
-            should be, or its environments have numbers that cannot be.
+        Raises ``SchemaMismatch`` if a column is missing, new, or of another dtype or shape;
+        ``ConfigError`` if the batch is larger than the table, its observations are not stacks as
+        configured, or its environment numbers are invalid.
         """
-        columns, through = self.specs.check(batch)
-        if batch.num_rows > self.capacity:
+        columns, whole = self._schema.check(batch)
+        if batch.num_rows > self._capacity:
             raise ConfigError(
-                f"a batch of {batch.num_rows:,} rows does not fit into capacity={self.capacity:,}: "
-                f"ReplayStore({10 * batch.num_rows:_})"
+                f"a batch of {batch.num_rows:,} rows does not fit into capacity="
+                f"{self._capacity:,}: ReplayStore({10 * batch.num_rows:_})"
             )
         tail_rows: Ints = batch.tail_rows
         tail: Mapping[str, Column] = batch.tail
-        if not through:
+        if not whole:
             tail_rows, tail = _ascending(tail_rows, tail)
-        starts, beside = None, len(tail_rows)
-        if self.stack is not None:
+        starts, side_slots = None, len(tail_rows)
+        if self._stack is not None:
             for name in self.stacked:
-                self.stack.check(batch, name, thorough)
+                self._stack.check(batch, name, thorough)
             starts = stack_starts(batch)
-            beside += len(starts) * (self.stack.size - 1)
-        if beside > self.side:
+            side_slots += len(starts) * (self._stack.size - 1)
+        if side_slots > self._side:
             raise ConfigError(
-                f"a batch of {batch.num_rows:,} rows has {beside:,} observations beside those of "
-                f"its rows (ends of episodes and of fragments), and there is room for "
-                f"{self.side:,}: collect with a longer horizon, or ReplayStore(..., side=1.0)"
+                f"a batch of {batch.num_rows:,} rows has {side_slots:,} observations beside those "
+                f"of its rows (ends of episodes and of fragments), and there is room for "
+                f"{self._side:,}: collect with a longer horizon, or ReplayStore(..., side=1.0)"
             )
-        return Admitted(columns, through, tail_rows, tail, starts, beside, links.check(batch))
+        envs = continuations.check(batch)
+        return Admitted(columns, whole, tail_rows, tail, starts, side_slots, envs)
 
 
 def _ascending(rows: Ints, columns: Mapping[str, Column]) -> tuple[Ints, Mapping[str, Column]]:
-    """Return rows in ascending order, and what belongs to them."""
+    """Sort rows, and their columns with them."""
     if (rows[1:] > rows[:-1]).all():
         return rows, columns
     order = np.argsort(rows, kind="stable")

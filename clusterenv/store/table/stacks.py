@@ -1,4 +1,4 @@
-"""Observations that are stacks of the last frames: stored once per frame, put together again."""
+"""Observations that are stacks of the last frames."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from clusterenv.data.checks import check_names, is_whole
 from clusterenv.data.spaces import Column
 from clusterenv.errors import ConfigError
 
-__all__ = ["Stack", "stack_starts"]
+__all__ = ["Stack", "stack_starts", "take_rows"]
 
 Ints = npt.NDArray[np.int64]
-_SPOT = 32  # rows of a batch that are looked at, after the first batch
+_SPOT_CHECKS = 32  # rows of each batch after the first
 
 
 @dataclass(frozen=True)
 class Stack:
-    """``size`` frames along ``axis`` of an observation, the newest last.
+    """``size`` frames along ``axis`` of an observation, newest last.
 
     Parameters
     ----------
     only
-        The observations that are stacks, such as ``("obs.image",)``; all if none is named.
+        Names of the observations that are stacks, such as ``("obs.image",)``; empty for all.
 
     Examples
     --------
@@ -48,7 +48,7 @@ class Stack:
                 f"Stack({self.size}, axis=-1)"
             )
         only = check_names("only", self.only, f"Stack({self.size}, only=('obs.image',))")
-        object.__setattr__(self, "only", only)  # lists are as good, and equal
+        object.__setattr__(self, "only", only)  # a list is accepted, and compares equal
 
     def of(self, observations: Sequence[str]) -> list[str]:
         """Return the observations that are stacks.
@@ -56,7 +56,7 @@ class Stack:
         Raises
         ------
         ConfigError
-            If there is none of a name in :attr:`only`.
+            If a name in :attr:`only` is not an observation.
         """
         for name in self.only:
             if name not in observations:
@@ -87,41 +87,41 @@ class Stack:
         return self._frames_first(stacked)[:, -1]
 
     def older(self, stacked: Column) -> Column:
-        """Return all other frames, the oldest first, ``[rows, size - 1, …]``."""
+        """Return all other frames, oldest first, ``[rows, size - 1, …]``."""
         return self._frames_first(stacked)[:, :-1]
 
     def history(self, slots: Ints, previous: Ints) -> Ints:
-        """Follow the frames back: slots of all frames, ``[rows, size]``, the oldest first."""
+        """Follow ``previous`` back to the slots of all frames, ``[rows, size]``, oldest first."""
         history = np.empty((len(slots), self.size), np.int64)
         history[:, -1] = slots
         for k in range(self.size - 1, 0, -1):
             history[:, k - 1] = previous.take(history[:, k])
         return history
 
-    def join(self, frames: Column, history: Ints, lender: BufferPool) -> Column:
-        """Return the stacks of these frames."""
-        joined = take_rows(frames, history, lender)
+    def join(self, frames: Column, history: Ints, buffers: BufferPool) -> Column:
+        """Return the stacks of the frames in ``history``."""
+        joined = take_rows(frames, history, buffers)
         if self.axis == 0:
             return joined
         target = self.axis if self.axis < 0 else self.axis + 1
         moved = np.moveaxis(joined, 1, target)
-        out = lender.empty(moved.shape, moved.dtype)
+        out = buffers.empty(moved.shape, moved.dtype)
         out[...] = moved
         return out
 
     def check(self, batch: Batch, name: str, thorough: bool) -> None:
-        """Raise unless each stack goes on from the stack of the row before.
+        """Raise unless each stack continues the stack of the row before.
 
-        The first batch is looked at whole, later ones at some rows.
+        ``thorough`` checks all rows, otherwise some of them.
         """
         stacks, step = self._frames_first(batch.flat(name)), batch.flat("step")
         width = batch.num_envs
         rows = np.flatnonzero(step[width:] > 0) + width
-        if not thorough and len(rows) > _SPOT:
-            rows = rows[:: len(rows) // _SPOT]
+        if not thorough and len(rows) > _SPOT_CHECKS:
+            rows = rows[:: len(rows) // _SPOT_CHECKS]
         tails = np.arange(len(batch.tail_rows))
         if not thorough:
-            tails = tails[:_SPOT]
+            tails = tails[:_SPOT_CHECKS]
         ends = self._frames_first(batch.tail[name])[tails]
         pairs = [
             (stacks[rows], stacks[rows - width], rows),
@@ -138,15 +138,15 @@ class Stack:
                 )
 
 
-def take_rows(column: Column, rows: Column, lender: BufferPool) -> Column:
-    """Return some rows of a column, as often as they are asked for."""
-    out = lender.empty((*rows.shape, *column.shape[1:]), column.dtype)
-    # The rows are right; with any other mode NumPy would write to a buffer first.
+def take_rows(column: Column, rows: Column, buffers: BufferPool) -> Column:
+    """Return the given rows of a column, which may repeat."""
+    out = buffers.empty((*rows.shape, *column.shape[1:]), column.dtype)
+    # The rows are valid; in any other mode NumPy writes to a temporary buffer first.
     return column.take(rows, axis=0, out=out, mode="clip")
 
 
 def stack_starts(batch: Batch) -> Ints:
-    """Return the rows whose stack does not go on from the row before."""
+    """Return the rows whose stack does not continue the row before."""
     begins = batch.flat("step") == 0
     begins[: batch.num_envs] = True
     return np.flatnonzero(begins)

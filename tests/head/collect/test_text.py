@@ -27,8 +27,7 @@ from clusterenv.simulation.engines import Recipe, build
 from clusterenv.simulation.loop import EnvLoop
 from clusterenv.simulation.policy_runner import Acting
 from clusterenv.simulation.space_check import SpaceBroken, SpaceCheck
-from clusterenv.store import Journal, ReplayStore, RolloutStore
-from clusterenv.store.journal.snapshot import open_snapshot
+from clusterenv.store import Journal, ReplayStore, RolloutStore, open_snapshot
 from pipelines import collect
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")

@@ -27,9 +27,16 @@ from clusterenv.errors import (
     StoreNotWritten,
     StoreUnreadable,
 )
-from clusterenv.store import Journal, NStep, Prioritized, ReplayStore, Stack, Uniform
-from clusterenv.store.journal.manifest import read_manifest
-from clusterenv.store.journal.snapshot import open_snapshot
+from clusterenv.store import (
+    Journal,
+    NStep,
+    Prioritized,
+    ReplayStore,
+    Stack,
+    Uniform,
+    open_snapshot,
+)
+from clusterenv.store.journal.manifest_file import read_manifest
 
 Do = Callable[..., Any]
 

@@ -18,7 +18,7 @@ from batches import Fleet, Frames, changed, fill
 import clusterenv
 from clusterenv.errors import ConfigError, SchemaMismatch, StoreDamaged, StoreUnreadable
 from clusterenv.store import Journal, NStep, Prioritized, ReplayStore, Uniform
-from clusterenv.store.journal.manifest import FORMAT, read_manifest
+from clusterenv.store.journal.manifest_file import FORMAT, read_manifest
 from pipelines.inspection import describe
 
 VALUES = [None, "x", -1, 10**30, [], {}, True, float("nan"), 1, 0.5, ["x"], {"x": 1}]

@@ -19,9 +19,9 @@ import pytest
 from batches import Fleet, Row
 
 import clusterenv
-from clusterenv.errors import StoreDamaged
-from clusterenv.store import Journal, Prioritized, ReplayStore
-from clusterenv.store.journal.dataset import episodes
+from clusterenv.errors import StoreDamaged, StoreUnreadable
+from clusterenv.store import Journal, Prioritized, ReplayStore, is_store, open_snapshot
+from clusterenv.store.dataset import episodes
 from pipelines.inspection import describe
 
 
@@ -59,9 +59,10 @@ def by_open_dataset(directory: Path) -> list[float]:
 def by_load(directory: Path) -> list[float]:
     with ReplayStore.load(directory) as store:
         assert store.stats.added_rows == store.note["rows"]
-        assert store._ring is not None
-        slots = store._ring.slots(np.arange(store._ring.first, store._ring.end))
-        return store._ring.columns["reward"][slots].tolist()  # type: ignore[no-any-return]
+        ring = store._buffer.ring
+        assert ring is not None
+        slots = ring.slots(np.arange(ring.first, ring.end))
+        return ring.columns["reward"][slots].tolist()  # type: ignore[no-any-return]
 
 
 def by_episodes(directory: Path) -> set[float]:
@@ -168,3 +169,30 @@ def test_what_is_missing_without_a_commit_is_damage(writer: Writer, tmp_path: Pa
 def test_an_empty_store_is_an_empty_dataset(tmp_path: Path) -> None:
     ReplayStore(10).save(tmp_path)
     assert clusterenv.open_dataset(tmp_path).count_rows() == 0
+
+
+# The public way to inspect a directory
+
+
+def test_a_snapshot_tells_rows_note_and_damage(tmp_path: Path) -> None:
+    assert not is_store(tmp_path)
+    with pytest.raises(StoreUnreadable, match="holds no store"):
+        open_snapshot(tmp_path)
+    store, fleet = ReplayStore(24, journal=tmp_path), Fleet()
+    for _ in range(5):  # 12 rows each
+        store.add(fleet.next()[0])
+    store.commit(checkpoint="learner-7.pt")
+    store.close()
+    assert is_store(str(tmp_path))
+    snapshot = open_snapshot(str(tmp_path))
+    assert snapshot.end == 60
+    assert snapshot.rows == sum(batch.num_rows for batch in snapshot.batches())
+    assert snapshot.note == {"checkpoint": "learner-7.pt"}
+    assert not snapshot.damaged
+    assert snapshot.read(["reward"]).num_rows == snapshot.rows
+    (file,) = tmp_path.glob("rows-*.arrow")
+    file.write_bytes(bytes(file.stat().st_size))
+    snapshot = open_snapshot(tmp_path)
+    assert snapshot.damaged == [file.name]
+    with pytest.raises(StoreDamaged, match="was not written by a store"):
+        snapshot.read(["reward"])

@@ -15,6 +15,7 @@ from stores import n_step
 from clusterenv import Batch
 from clusterenv.errors import ConfigError, EmptyStore
 from clusterenv.store import (
+    Draw,
     NStep,
     Prioritized,
     Recent,
@@ -24,8 +25,8 @@ from clusterenv.store import (
     Stack,
     Uniform,
 )
-from clusterenv.store.samplers import Draw
-from clusterenv.store.table.ring import Block, Ring
+from clusterenv.store.table.ring import Ring
+from clusterenv.store.table.slots import Block
 
 
 def squared_deviation(counts: np.ndarray, expected: np.ndarray) -> float:

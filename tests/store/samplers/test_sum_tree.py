@@ -15,9 +15,8 @@ from batches import Fleet, Vector
 
 from clusterenv.store import Prioritized, ReplayStore
 from clusterenv.store.samplers import sum_tree
-from clusterenv.store.samplers.compiled_level import CompiledLevel
-from clusterenv.store.samplers.sum_tree import SumTree
-from clusterenv.store.samplers.tree_level import Level
+from clusterenv.store.samplers.sum_tree import Level, SumTree
+from clusterenv.store.samplers.sum_tree_numba import CompiledLevel
 
 both = pytest.mark.parametrize("level", [Level, CompiledLevel])
 
@@ -118,7 +117,7 @@ def test_numba_is_used_where_it_is_and_is_not_needed(monkeypatch: pytest.MonkeyP
 def test_a_numba_that_does_not_fit_is_named_and_left_out(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(sys.modules, "clusterenv.store.samplers.compiled_level", None)
+    monkeypatch.setitem(sys.modules, "clusterenv.store.samplers.sum_tree_numba", None)
     assert sum_tree._level_kind() is Level
     assert "without Numba" in caplog.text
 
@@ -134,7 +133,7 @@ def test_indices_of_any_integer_type_set_priorities(dtype: type) -> None:
 
 
 def test_damaged_files_of_compiled_loops_do_no_harm(tmp_path: Path) -> None:
-    code = "from clusterenv.store.samplers.compiled_level import CompiledLevel"
+    code = "from clusterenv.store.samplers.sum_tree_numba import CompiledLevel"
     command = [sys.executable, "-c", code]
     env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     subprocess.run(command, env=env, check=True)

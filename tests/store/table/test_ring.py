@@ -134,8 +134,8 @@ def test_nothing_is_joined_across_a_restart_that_goes_on_counting() -> None:
     store.add(fleet.batch(first))
     store.add(changed(fleet.batch(second), incarnation=1))
     at = int(np.flatnonzero(store.sample(6)["indices"] == 2)[0])
-    assert store._ring is not None
-    assert store._ring.next[2] >= store.capacity
+    assert store._buffer.ring is not None
+    assert store._buffer.ring.next[2] >= store.capacity
     assert at >= 0
 
 
@@ -146,9 +146,9 @@ def test_fragments_of_an_episode_are_joined_and_those_with_a_gap_are_not() -> No
         batch, _ = fleet.next()
         if turn != 2:
             store.add(batch)
-    assert store._ring is not None
-    assert store._ring.next[:9].tolist()[2] == 3
-    assert store._ring.next[:9].tolist()[5] >= 100
+    assert store._buffer.ring is not None
+    assert store._buffer.ring.next[:9].tolist()[2] == 3
+    assert store._buffer.ring.next[:9].tolist()[5] >= 100
 
 
 def test_observations_of_long_episodes_take_at_most_a_tenth_more() -> None:
@@ -160,8 +160,8 @@ def test_observations_of_long_episodes_take_at_most_a_tenth_more() -> None:
         batch, rows = fleet.next()
         store.add(batch)
         added += rows
-    assert store._ring is not None
-    assert store._ring.columns["obs"].nbytes <= 1.1 * capacity * 6 * 4
+    assert store._buffer.ring is not None
+    assert store._buffer.ring.columns["obs"].nbytes <= 1.1 * capacity * 6 * 4
     assert len(store) > 0.99 * capacity
     check(store, added, Vector())
 

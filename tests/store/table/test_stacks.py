@@ -91,9 +91,9 @@ def test_only_named_observations_are_stacks() -> None:
     stack = Stack(4, only=("obs.image",))
     store = ReplayStore(101, sampler=Uniform(replace=False), stack=stack)
     fill_and_check(store, fleet, content)
-    assert store._ring is not None
-    assert store._ring.columns["obs.image"].shape[1:] == (6, 6)
-    assert store._ring.columns["obs.speed"].shape[1:] == (4,)
+    assert store._buffer.ring is not None
+    assert store._buffer.ring.columns["obs.image"].shape[1:] == (6, 6)
+    assert store._buffer.ring.columns["obs.speed"].shape[1:] == (4,)
 
 
 def test_a_stack_of_an_observation_that_is_not_there_is_refused() -> None:
@@ -114,11 +114,12 @@ def test_frames_are_stored_once() -> None:
     batch = fleet.next()[0]
     for store in (stacked, plain):
         store.add(batch)
-    assert stacked._ring is not None
-    assert plain._ring is not None
-    assert stacked._ring.columns["obs"].nbytes * 4 == plain._ring.columns["obs"].nbytes
-    assert stacked._ring.columns["obs"].dtype == np.uint8
-    assert stacked.nbytes - plain.nbytes < -0.65 * plain._ring.columns["obs"].nbytes
+    assert stacked._buffer.ring is not None
+    assert plain._buffer.ring is not None
+    frames, stacks = stacked._buffer.ring.columns["obs"], plain._buffer.ring.columns["obs"]
+    assert frames.nbytes * 4 == stacks.nbytes
+    assert frames.dtype == np.uint8
+    assert stacked.nbytes - plain.nbytes < -0.65 * stacks.nbytes
 
 
 def test_observations_that_are_no_stacks_are_refused_and_nothing_is_changed() -> None:

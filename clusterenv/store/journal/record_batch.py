@@ -1,8 +1,8 @@
-"""Batches as Arrow record batches that hold everything, and back.
+"""Conversion of batches to self-contained Arrow record batches, and back.
 
-A segment's rows are those of the batches, with their provenance. What only some rows have is
-null elsewhere: ``next_obs`` where no row of the batch holds the next observation, ``state.…`` at
-the first time row, ``older_obs`` where a stack of frames does not go on from a row before.
+The columns are those of the batch, and its origin. Some are null in most rows: ``next_obs`` is set
+where no row of the batch holds the next observation, ``state.…`` in the first time row, and
+``older_obs`` where a stack of frames does not continue a row before.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from clusterenv.data.buffer_pool import BufferPool
 from clusterenv.data.spaces import Column
 from clusterenv.store.table.stacks import Stack, stack_starts
 
-__all__ = ["from_segment", "to_segment"]
+__all__ = ["from_record_batch", "to_record_batch"]
 
-_SOURCE = {"run": np.int64, "shard": np.int32, "incarnation": np.int32}
+_ORIGIN = {"run": np.int64, "shard": np.int32, "incarnation": np.int32}
 
 
-def to_segment(batch: Batch, stack: Stack | None = None) -> pa.RecordBatch:
-    """Return a batch as one record batch."""
+def to_record_batch(batch: Batch, stack: Stack | None = None) -> pa.RecordBatch:
+    """Return a batch as a record batch."""
     total, order = batch.num_rows, np.argsort(batch.tail_rows, kind="stable")
     tail_rows = batch.tail_rows[order]
     stacked = [] if stack is None else stack.of(list(batch.tail))
@@ -37,7 +37,7 @@ def to_segment(batch: Batch, stack: Stack | None = None) -> pa.RecordBatch:
         parts.append(to_arrow(name, np.ascontiguousarray(column)))
     parts += [
         to_arrow(name, np.full(total, getattr(batch, name), dtype))
-        for name, dtype in _SOURCE.items()
+        for name, dtype in _ORIGIN.items()
     ]
     for name, tail in batch.tail.items():
         tail = tail[order]
@@ -54,18 +54,18 @@ def to_segment(batch: Batch, stack: Stack | None = None) -> pa.RecordBatch:
     return pa.record_batch(list(arrays), schema=pa.schema(fields))
 
 
-def from_segment(
-    segment: pa.RecordBatch, num_envs: int, policy_version: int, stack: Stack | None = None
+def from_record_batch(
+    rows: pa.RecordBatch, num_envs: int, policy_version: int, stack: Stack | None = None
 ) -> Batch:
-    """Return the batch that became this segment."""
+    """Return the batch that was converted to this record batch."""
     columns: dict[str, Column] = {}
     sparse: dict[str, tuple[Any, Column]] = {}
-    for field, array in zip(segment.schema, segment.columns, strict=True):
+    for field, array in zip(rows.schema, rows.columns, strict=True):
         if pa.types.is_list(field.type) or field.name.startswith("next_obs"):
             sparse[field.name] = from_sparse(field, array)
         else:
             columns[field.name] = from_arrow(field, array)
-    run, shard, incarnation = (int(columns.pop(name)[0]) for name in _SOURCE)
+    run, shard, incarnation = (int(columns.pop(name)[0]) for name in _ORIGIN)
     tail_rows, tail = np.empty(0, np.int64), {}
     observations = [name for name in columns if f"next_{name}" in sparse]
     stacked = [] if stack is None else stack.of(observations)
@@ -107,7 +107,7 @@ def _stacked(
     num_envs: int,
     stack: Stack,
 ) -> tuple[Column, Column]:
-    """Put the stacks of rows and tails together from single frames."""
+    """Return the stacks of rows and tails, from single frames."""
     rows, before = len(frames), stack.size - 1
     if older.shape[1:] != (before, *frames.shape[1:]):
         raise ValueError(f"older frames of shape {older.shape[1:]}, but stack={stack}")
@@ -119,8 +119,8 @@ def _stacked(
     previous[starts] = side[:, -1]
     ends = rows + side.size + np.arange(len(tail))
     previous[ends] = tail_rows
-    lender = BufferPool()
+    buffers = BufferPool()
     return (
-        stack.join(pool, stack.history(np.arange(rows), previous), lender),
-        stack.join(pool, stack.history(ends, previous), lender),
+        stack.join(pool, stack.history(np.arange(rows), previous), buffers),
+        stack.join(pool, stack.history(ends, previous), buffers),
     )

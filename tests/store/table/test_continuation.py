@@ -7,7 +7,7 @@ import pytest
 
 from clusterenv import Batch
 from clusterenv.errors import ConfigError
-from clusterenv.store.table.links import Links
+from clusterenv.store.table.continuation import Continuations
 
 
 def batch_of(
@@ -41,7 +41,7 @@ def test_rows_go_on_as_the_table_says(seed: int, runs: int) -> None:
     rng = np.random.default_rng(seed)
     groups = [[0, 1, 2], [3, 4], [5], [2, 3], [1, 4, 5], [0, 1, 2, 3, 4, 5]]
     often = groups[: int(rng.integers(2, 4))]  # mostly the same, and none in two of them
-    links = Links()
+    continuations = Continuations()
     # Row, shard, episode and step of each run's environments.
     tables: list[dict[int, tuple[int, int, int, int]]] = [{} for _ in range(runs)]
     start, first, whole, left = 0, 0, 0, 0
@@ -65,7 +65,7 @@ def test_rows_go_on_as_the_table_says(seed: int, runs: int) -> None:
             and table[env][1:] == (shard, heads[env][0], heads[env][1] - 1)
         ]
         batch = batch_of(envs, heads, horizon, run, shard)
-        before, after = links.add(batch, links.check(batch), start, first)
+        before, after = continuations.add(batch, continuations.check(batch), start, first)
         assert list(zip(before, after, strict=True)) == wanted
         whole += isinstance(before, range)
         left += any(env in table and table[env][0] < first for env in envs)
@@ -78,20 +78,20 @@ def test_rows_go_on_as_the_table_says(seed: int, runs: int) -> None:
 
 
 def test_runs_whose_rows_have_left_are_forgotten() -> None:
-    links, start = Links(), 0
+    continuations, start = Continuations(), 0
     for run in range(50):
         batch = batch_of([0, 1], {0: (0, 0), 1: (0, 0)}, 3, run, 0)
-        links.add(batch, links.check(batch), start, first=max(0, start - 12))
+        continuations.add(batch, continuations.check(batch), start, first=max(0, start - 12))
         start += batch.num_rows
-        assert len(links._runs) <= 3
+        assert len(continuations._runs) <= 3
 
 
 def test_many_runs_take_no_more_memory_than_one() -> None:
-    links, far = Links(), 10_000_000
+    continuations, far = Continuations(), 10_000_000
     for run in (1, 2):
         batch = batch_of([far], {far: (0, 0)}, 1, run, 0)
         if run == 2:
             with pytest.raises(ConfigError, match="column 'env' goes from 10000000"):
-                links.check(batch)
+                continuations.check(batch)
         else:
-            links.add(batch, links.check(batch), 0, 0)
+            continuations.add(batch, continuations.check(batch), 0, 0)

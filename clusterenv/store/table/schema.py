@@ -1,4 +1,4 @@
-"""What the columns of a store are, and whether a batch has the same."""
+"""The columns of a table, and the check that a batch has the same."""
 
 from __future__ import annotations
 
@@ -13,33 +13,34 @@ import pyarrow as pa
 
 from clusterenv.data.arrow import from_arrow
 from clusterenv.data.batch import Batch
+from clusterenv.data.checks import check_instance
 from clusterenv.data.spaces import Column
 from clusterenv.errors import ConfigError, SchemaMismatch
 
-__all__ = ["Spec", "Specs", "specs_of", "specs_of_schema"]
+__all__ = ["ColumnSpec", "TableSchema", "schema_of", "schema_of_arrow"]
 
 _NEEDED = ("obs", "action", "reward", "terminated", "truncated", "env", "episode", "step")
 
 
 @dataclass(frozen=True)
-class Spec:
-    """What one column holds in each row."""
+class ColumnSpec:
+    """Dtype and shape of one row of a column."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, column: Column) -> Spec:
-        """Return what a column holds."""
+    def of(cls, column: Column) -> ColumnSpec:
+        """Return the spec of a column."""
         return cls(column.dtype, column.shape[1:])
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a row."""
+        """Size of a row."""
         return self.dtype.itemsize * math.prod(self.shape)
 
-    def is_of(self, column: Column) -> bool:
-        """Whether a column holds this in each row."""
+    def matches(self, column: Column) -> bool:
+        """Whether a column has this dtype and shape."""
         return column.dtype == self.dtype and column.shape[1:] == self.shape
 
     def __str__(self) -> str:
@@ -47,18 +48,16 @@ class Spec:
 
 
 @dataclass(frozen=True)
-class Specs:
-    """All columns: of rows, of observations (a subset of these), and of recurrent state.
+class TableSchema:
+    """Columns of rows, names of the observations among them, and columns of recurrent state.
 
-    Raises
-    ------
-    SchemaMismatch
-        If a column is missing without which rows cannot be sampled, or holds text.
+    Raises ``SchemaMismatch`` if a column that every sample needs is missing, or a column holds
+    text.
     """
 
-    rows: Mapping[str, Spec]
+    rows: Mapping[str, ColumnSpec]
     obs: tuple[str, ...]
-    state: Mapping[str, Spec]
+    state: Mapping[str, ColumnSpec]
 
     def __post_init__(self) -> None:
         for name, spec in self.rows.items():
@@ -77,27 +76,17 @@ class Specs:
                 )
 
     def check(self, batch: Batch) -> tuple[list[Column], bool]:
-        """Raise unless a batch has these columns, all of them for all of its rows.
+        """Raise unless a batch has exactly these columns, for all of its rows.
 
-        Returns
-        -------
-        columns
-            All of them, in this order.
-        through
-            Whether no episode ends in the batch, and only its last time row has tails, in order.
-
-        Raises
-        ------
-        SchemaMismatch
-            If a column is missing, new, or of another dtype, shape or length, or if the next
-            observation of a row is missing.
-        ConfigError
-            If the batch has no rows.
+        Returns the columns in the order of the schema, and whether no episode ends in the batch:
+        only its last time row has tails, in order.
+        Raises ``SchemaMismatch`` if a column is missing, new, or of another dtype, shape or length,
+        or if the next observation of a row is missing; ``ConfigError`` if the batch has no rows.
         """
         columns = self._columns(batch)
         if columns is None:
-            raise self._fault(batch)
-        if _goes_through(batch):
+            raise self._mismatch(batch)
+        if _is_whole(batch):
             return columns, True
         width = batch.num_envs
         ends = batch.flat("terminated") | batch.flat("truncated")
@@ -118,13 +107,13 @@ class Specs:
 
     @functools.cached_property
     def _shapes(self) -> Callable[[int], list[tuple[int, ...]]]:
-        """Of all columns, by the number of rows; batches come in few sizes."""
+        """Shapes of all columns by number of rows; batches come in few sizes."""
         return functools.lru_cache(maxsize=8)(
             lambda rows: [(rows, *spec.shape) for spec in self.rows.values()]
         )
 
     def _columns(self, batch: Batch) -> list[Column] | None:
-        """Return all columns of a batch that fits."""
+        """Return the columns of a batch; ``None`` if it does not fit."""
         rows, width, tails = batch.num_rows, batch.num_envs, len(batch.tail_rows)
         if not rows or rows % width or len(batch.names) != len(self.rows):
             return None
@@ -140,21 +129,21 @@ class Specs:
             return None
         for name in self.obs:
             tail = batch.tail.get(name)
-            if tail is None or len(tail) != tails or not self.rows[name].is_of(tail):
+            if tail is None or len(tail) != tails or not self.rows[name].matches(tail):
                 return None
         for name, part in batch.state.items():
-            # A block whose first time row has left knows no state: it has none of its rows.
-            if not self.state[name].is_of(part) or len(part) not in (width, 0):
+            # A block whose first time row was evicted is saved without state.
+            if not self.state[name].matches(part) or len(part) not in (width, 0):
                 return None
         return columns
 
-    def _fault(self, batch: Batch) -> SchemaMismatch | ConfigError:
-        """Say what does not fit."""
+    def _mismatch(self, batch: Batch) -> SchemaMismatch | ConfigError:
+        """Return the error that names the difference."""
         rows, width, ends = batch.num_rows, batch.num_envs, len(batch.tail_rows)
         wanted = _table(self.rows, {name: self.rows[name] for name in self.obs}, self.state)
-        got = specs_of(batch)
+        got = schema_of(batch)
         found = _table(
-            got.rows, {name: Spec.of(tail) for name, tail in batch.tail.items()}, got.state
+            got.rows, {name: ColumnSpec.of(tail) for name, tail in batch.tail.items()}, got.state
         )
         for part in [*wanted, *found]:
             if wanted.get(part, "none") != found.get(part, "none"):
@@ -175,8 +164,8 @@ class Specs:
         )
 
 
-def _goes_through(batch: Batch) -> bool:
-    """Whether no episode ends in a batch, and only its last time row has tails, in order."""
+def _is_whole(batch: Batch) -> bool:
+    """Whether no episode ends in a batch: only its last time row has tails, in order."""
     rows, width, tails = batch.num_rows, batch.num_envs, batch.tail_rows
     return (
         len(tails) == width
@@ -188,33 +177,37 @@ def _goes_through(batch: Batch) -> bool:
 
 @functools.lru_cache(maxsize=16)
 def _last_time_row(rows: int, width: int, dtype: np.dtype[Any]) -> bytes:
-    """Return the numbers of a batch's last rows; batches come in few sizes."""
+    """Return the indices of the last time row; batches come in few sizes."""
     return np.arange(rows - width, rows, dtype=dtype).tobytes()
 
 
-def specs_of(batch: Batch) -> Specs:
+def schema_of(batch: Batch) -> TableSchema:
     """Return the columns of a batch."""
-    return Specs(
-        {name: Spec.of(batch.flat(name)) for name in batch.names},
+    return TableSchema(
+        {name: ColumnSpec.of(batch.flat(name)) for name in batch.names},
         tuple(batch.tail),
-        {name: Spec.of(part) for name, part in batch.state.items()},
+        {name: ColumnSpec.of(part) for name, part in batch.state.items()},
     )
 
 
-def specs_of_schema(schema: pa.Schema) -> Specs:
-    """Return the columns that an Arrow schema of batches describes."""
-    rows = {field.name: Spec.of(from_arrow(field, pa.array([], field.type))) for field in schema}
+def schema_of_arrow(schema: pa.Schema) -> TableSchema:
+    """Return the columns of an Arrow schema of batches, without recurrent state."""
+    right = "ReplayStore(..., schema=batch.record_batch.schema)"
+    check_instance("schema", schema, pa.Schema, right)
+    rows = {
+        field.name: ColumnSpec.of(from_arrow(field, pa.array([], field.type))) for field in schema
+    }
     for name, spec in rows.items():
         if spec.dtype.hasobject and not pa.types.is_string(schema.field(name).type):
             raise SchemaMismatch(
                 f"column {name!r} is of type {schema.field(name).type}, which a store cannot hold; "
-                "the schema of a batch: ReplayStore(..., schema=batch.record_batch.schema)"
+                f"the schema of a batch: {right}"
             )
-    return Specs(rows, tuple(name for name in rows if name.split(".")[0] == "obs"), {})
+    return TableSchema(rows, tuple(name for name in rows if name.split(".")[0] == "obs"), {})
 
 
 def _table(
-    rows: Mapping[str, Spec], tail: Mapping[str, Spec], state: Mapping[str, Spec]
+    rows: Mapping[str, ColumnSpec], tail: Mapping[str, ColumnSpec], state: Mapping[str, ColumnSpec]
 ) -> dict[str, str]:
     parts = {"column": rows, "next": tail, "state": state}
     return {

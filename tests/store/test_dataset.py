@@ -15,7 +15,7 @@ from gymnasium import spaces
 import clusterenv
 from clusterenv import errors
 from clusterenv.store import Journal, Stack
-from clusterenv.store.journal.dataset import episodes
+from clusterenv.store.dataset import episodes
 
 KEY = ("run", "shard", "incarnation", "env", "episode", "step")
 BOX = spaces.Box(-np.inf, np.inf, (6,), np.float32)

@@ -1,18 +1,25 @@
-"""What a sampler is, and what most samplers gather."""
+"""The protocol of samplers, and what most of them have in common.
+
+A sampler is notified of every block of rows, draws row numbers, and gathers the columns that a
+learner needs of these rows.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from clusterenv.data.batch import Batch
-from clusterenv.data.spaces import Column
 from clusterenv.errors import ConfigError
-from clusterenv.store.table.ring import Block, Ints, Ring
+
+if TYPE_CHECKING:
+    from clusterenv.data.batch import Batch
+    from clusterenv.data.spaces import Column
+    from clusterenv.store.table.ring import Ring
+    from clusterenv.store.table.slots import Block, Ints
 
 __all__ = [
     "Draw",
@@ -20,53 +27,56 @@ __all__ = [
     "Sampler",
     "Transitions",
     "check_sampler",
+    "compatible",
+    "describe",
     "equal_weights",
-    "wanted",
+    "format_description",
+    "required",
 ]
 
 Numbers = npt.NDArray[Any]
 
 
 class Draw(NamedTuple):
-    """Rows by number, and the weight of each in the loss."""
+    """Row numbers, and the weight of each row in the loss."""
 
     rows: Ints
     weights: npt.NDArray[np.float32]
 
 
 class Sampler(Protocol):
-    """What a store asks of a sampler; :class:`Uniform` is the shortest."""
+    """Methods that a store calls on its sampler; :class:`Uniform` is the shortest example."""
 
     def attach(self, ring: Ring) -> None:
-        """Take the rows to draw from; called once, before everything else."""
+        """Set the rows to draw from; called once, before any other method."""
 
     def check(self, batch: Batch) -> None:
-        """Raise if a batch cannot be taken; nothing of it has been added yet."""
+        """Raise to refuse a batch, before any of it is added."""
 
     def added(self, block: Block, batch: Batch) -> None:
-        """Note new rows; rows before ``ring.first`` have left."""
+        """Register new rows; rows before ``ring.first`` were evicted."""
 
     def draw(self, n: int | None, rng: np.random.Generator) -> Draw:
-        """Choose ``n`` rows; ``None`` leaves the number to the sampler."""
+        """Draw ``n`` rows; ``None`` leaves the number to the sampler."""
 
     def gather(self, rows: Ints, columns: tuple[str, ...]) -> dict[str, Column]:
-        """Return what a learner needs of these rows; ``columns`` besides the usual ones."""
+        """Return the usual columns of these rows, and ``columns``."""
 
     def update(self, rows: Ints, priorities: Numbers) -> None:
-        """Set the priorities of rows that are still there."""
+        """Set the priorities of rows; some may have been evicted."""
 
     def settings(self) -> dict[str, Any]:
-        """Return the arguments that make this sampler again."""
+        """Return the constructor arguments."""
 
     def state(self) -> dict[str, Numbers]:
-        """Return, as arrays, what drawing depends on besides the rows."""
+        """Return, as arrays, all other state that draws depend on."""
 
     def restore(self, state: Mapping[str, Numbers]) -> None:
-        """Go on from a state, when all rows have been added."""
+        """Restore the state, after all rows were added."""
 
 
 def check_sampler(given: Any) -> None:
-    """Raise ``ConfigError`` unless this is a sampler."""
+    """Raise ``ConfigError`` unless the object is a sampler."""
     if isinstance(given, type):
         raise ConfigError(
             f"sampler={given.__name__} is a class; make one: "
@@ -84,7 +94,7 @@ def check_sampler(given: Any) -> None:
 
 
 class Transitions:
-    """Single steps: what most samplers gather."""
+    """Base class of samplers that gather single transitions."""
 
     ring: Ring
 
@@ -96,11 +106,11 @@ class Transitions:
         self.ring = ring
 
     def bytes_needed(self, capacity: int) -> int:
-        """Return the bytes that the sampler takes besides the rows."""
+        """Return the bytes that the sampler allocates."""
         return 0
 
     def check(self, batch: Batch) -> None:
-        """Every batch will do."""
+        """Accept every batch."""
 
     def gather(self, rows: Ints, columns: tuple[str, ...]) -> dict[str, Column]:
         ring = self.ring
@@ -125,7 +135,7 @@ class Transitions:
         return {}
 
     def restore(self, state: Mapping[str, Numbers]) -> None:
-        """Nothing but the rows matters."""
+        """Do nothing: draws depend on the rows only."""
 
 
 @functools.lru_cache(maxsize=16)
@@ -134,12 +144,37 @@ def _ones(count: int) -> npt.NDArray[np.float32]:
 
 
 def equal_weights(count: int) -> npt.NDArray[np.float32]:
-    """Return the weights of rows that are all alike; a copy takes a quarter of the time."""
+    """Return weights of 1; copying takes a quarter of the time of ``np.ones``."""
     return _ones(count).copy()
 
 
-def wanted(n: int | None, sampler: str) -> int:
-    """Return ``n``, or raise if it was left to a sampler that needs it."""
+def required(n: int | None, sampler: str) -> int:
+    """Return ``n``, or raise if it is ``None``."""
     if n is None:
         raise ConfigError(f"{sampler} must be told how many rows: store.sample(256)")
     return n
+
+
+def describe(sampler: Sampler) -> dict[str, Any]:
+    """Return the sampler's class name and arguments, for JSON."""
+    base = getattr(sampler, "base", None)
+    return {
+        "kind": type(sampler).__name__,
+        "settings": dict(sampler.settings()),
+        "base": None if base is None else describe(base),
+    }
+
+
+def compatible(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether one described sampler can restore the state of the other."""
+    bases = one["base"], other["base"]
+    if one["kind"] != other["kind"] or (bases[0] is None) != (bases[1] is None):
+        return False
+    return bases[0] is None or compatible(*bases)
+
+
+def format_description(description: Mapping[str, Any]) -> str:
+    """Return a described sampler as Python code, with ``...`` for its settings."""
+    base = description["base"]
+    below = "" if base is None else f", base={format_description(base)}"
+    return f"{description['kind']}(...{below})"

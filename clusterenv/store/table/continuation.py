@@ -1,4 +1,4 @@
-"""Where each environment's rows end, so that the next batch can go on from there."""
+"""Which rows of a new batch continue rows that are stored already."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from clusterenv.data.batch import Batch
 from clusterenv.data.spaces import Column
 from clusterenv.errors import ConfigError
 
-__all__ = ["Envs", "Links"]
+__all__ = ["Continuations", "Envs"]
 
 Ints = npt.NDArray[np.int64]
 Envs = tuple[bytes, int, int]
-"""The environments of a batch, as they come, and the least and the largest if they are new."""
-_ENVS = 1 << 24  # more than there will be; a wrong number must not take all memory
+"""Env numbers of a batch as bytes; their minimum and maximum, if the combination is new."""
+_MAX_ENVS = 1 << 24  # a wrong number must not exhaust the memory
 
 
 class _Group:
-    """Environments that come together, in one order: where they all ended last time."""
+    """Environments that share batches in a fixed order, and where each of them ended."""
 
     __slots__ = ("_dtypes", "_episodes", "_steps", "at", "noted", "row", "source")
 
@@ -27,16 +27,16 @@ class _Group:
         self._dtypes = batch.flat("episode").dtype, batch.flat("step").dtype
 
     def end_with(self, batch: Batch, source: int, row: int, noted: bool) -> None:
-        """Take the last time row of a batch, whose rows are numbered from ``row``."""
+        """Store the last time row of a batch, numbered from ``row`` on."""
         width = batch.num_envs
         self.source = source
         self.row = row
-        self.noted = noted  # in the table of all environments
+        self.noted = noted  # in the arrays of all environments
         self._episodes = batch.flat("episode")[-width:].tobytes()
         self._steps = (batch.flat("step")[-width:] + 1).tobytes()
 
-    def go_on(self, batch: Batch, source: int, first: int) -> Ints | None:
-        """Return which environments a batch goes on with; ``None`` for all of them."""
+    def continued(self, batch: Batch, source: int, first: int) -> Ints | None:
+        """Return which environments a batch continues; ``None`` for all of them."""
         width = batch.num_envs
         episode, step = batch.flat("episode")[:width], batch.flat("step")[:width]
         if source != self.source:
@@ -45,25 +45,25 @@ class _Group:
         if same and self.row >= first:
             return None
         episodes, steps = self._ends()
-        goes_on = (episodes == episode) & (steps == step)
-        goes_on[: max(0, first - self.row)] = False
-        found: Ints = goes_on.nonzero()[0]
+        continues = (episodes == episode) & (steps == step)
+        continues[: max(0, first - self.row)] = False
+        found: Ints = continues.nonzero()[0]
         return found
 
     def places(self) -> Ints:
-        """Return where the environments ended."""
+        """Return episode and step at which each environment ended, as one number."""
         return _place(*self._ends()) - 1
 
     def _ends(self) -> tuple[Column, Column]:
-        """Return episodes, and the steps that would follow."""
+        """Return episodes, and the next steps."""
         episode, step = self._dtypes
         return np.frombuffer(self._episodes, episode), np.frombuffer(self._steps, step)
 
 
-class Links:
-    """The newest row of every environment of every run: its number, and where it is from.
+class Continuations:
+    """The newest row of every environment of every run.
 
-    Environments of two collectors have the same numbers, so each run has a table of its own.
+    Two collectors number their environments alike, so runs are kept apart.
     """
 
     def __init__(self) -> None:
@@ -72,10 +72,7 @@ class Links:
     def check(self, batch: Batch) -> Envs:
         """Return the environments of a batch, for :meth:`add`.
 
-        Raises
-        ------
-        ConfigError
-            If these are no numbers of environments; nothing has changed.
+        Raises ``ConfigError`` if the env numbers are invalid; nothing has changed.
         """
         env = batch.flat("env")[: batch.num_envs]
         key = env.tobytes()
@@ -84,7 +81,7 @@ class Links:
             return key, 0, 0
         low, high = int(env.min()), int(env.max())
         others = sum(other.num_envs for other in self._runs.values() if other is not run)
-        if not 0 <= low <= high < _ENVS - others:
+        if not 0 <= low <= high < _MAX_ENVS - others:
             raise ConfigError(
                 f"the column 'env' goes from {low} to {high}; it numbers all environments, from 0"
             )
@@ -93,19 +90,15 @@ class Links:
     def add(
         self, batch: Batch, envs: Envs, start: int, first: int
     ) -> tuple[range, range] | tuple[Ints, Ints]:
-        """Take a batch whose rows begin at ``start``; return which rows go on from which.
+        """Register a batch with rows from ``start`` on; return which rows continue which.
 
-        A row goes on from another if both are of one run, one incarnation of one shard and one
-        episode, and follow each other; ``first`` is the oldest row that is still there.
-
-        Returns
-        -------
-        before, after
-            Numbers of rows; as ranges if all environments go on.
+        A row continues another if both belong to the same run, shard, incarnation and episode,
+        and their steps are consecutive. ``first`` is the oldest row that was not evicted.
+        The row numbers are ranges if all environments continue.
         """
         run = self._runs.get(batch.run)
         if run is None:
-            # Forget runs with no row left: a store may see any number of them.
+            # Forget runs without rows: a store may see any number of runs.
             self._runs = {number: old for number, old in self._runs.items() if old.end > first}
             run = self._runs[batch.run] = _Run()
         return run.add(batch, envs, start, first)
@@ -123,13 +116,13 @@ class _Run:
 
     @property
     def num_envs(self) -> int:
-        """Environments that the table has room for."""
+        """Length of the arrays."""
         return len(self._row)
 
     def add(
         self, batch: Batch, envs: Envs, start: int, first: int
     ) -> tuple[range, range] | tuple[Ints, Ints]:
-        """Take a batch of this run; as :meth:`Links.add`."""
+        """Register a batch of this run; see :meth:`Continuations.add`."""
         width = batch.num_envs
         self.end = start + batch.num_rows
         last = self.end - width
@@ -137,7 +130,7 @@ class _Run:
         key, low, high = envs
         group = self.groups.get(key)
         if group is not None:
-            at, row = group.go_on(batch, source, first), group.row
+            at, row = group.continued(batch, source, first), group.row
             group.end_with(batch, source, last, noted=False)
             if at is None:
                 return range(row, row + width), range(start, start + width)
@@ -154,29 +147,29 @@ class _Run:
     def _compare(
         self, batch: Batch, at: slice | Ints, env: Column, source: int, start: int, first: int
     ) -> tuple[Ints, Ints]:
-        """Compare each environment by itself with where it ended."""
+        """Compare each environment with its newest row."""
         width, end = batch.num_envs, start + batch.num_rows
         heads = _places(batch, slice(width))
         ends = _places(batch, slice(batch.num_rows - width, None))
         before, place = self._row[at], self._place[at]
-        goes_on = self._source[at] == source
+        continues = self._source[at] == source
         if not isinstance(at, slice):
             again = np.flatnonzero(env[1:] == env[:-1])  # tracks of one environment
-            before[again + 1], place[again + 1], goes_on[again + 1] = (
+            before[again + 1], place[again + 1], continues[again + 1] = (
                 *(end - width + again, ends[again]),
                 True,
             )
-        goes_on &= place == heads - 1
-        goes_on &= before >= first
-        found = goes_on.nonzero()[0]
+        continues &= place == heads - 1
+        continues &= before >= first
+        found = continues.nonzero()[0]
         pairs = before[found], start + found
-        # Of an environment that is there twice, the later stays.
+        # If an environment is there twice, the later row wins.
         self._row[at] = np.arange(end - width, end)
         self._place[at], self._source[at] = ends, source
         return pairs
 
     def _note_groups(self) -> None:
-        """Bring the table of all environments up to date."""
+        """Bring the arrays of all environments up to date."""
         for group in self.groups.values():
             if not group.noted:
                 at = group.at
@@ -185,7 +178,7 @@ class _Run:
                 group.noted = True
 
     def _where(self, env: Column, low: int, high: int) -> slice | Ints:
-        """Return where environments are; mostly these are neighbours."""
+        """Return the index of environments in the arrays; usually a slice."""
         self._grow(high + 1)
         # No environment is in two groups.
         self.groups = {
@@ -193,8 +186,8 @@ class _Run:
             for key, group in self.groups.items()
             if group.at.stop <= low or group.at.start > high
         }
-        neighbours = (env[1:] == env[:-1] + 1).all()
-        return slice(low, high + 1) if neighbours else env.astype(np.int64)
+        adjacent = (env[1:] == env[:-1] + 1).all()
+        return slice(low, high + 1) if adjacent else env.astype(np.int64)
 
     def _grow(self, envs: int) -> None:
         missing = envs - len(self._row)
@@ -206,7 +199,7 @@ class _Run:
 
 
 def _places(batch: Batch, rows: slice) -> Ints:
-    """Return episode and step of rows as one number; the next step's is one more."""
+    """Return episode and step of rows as one number; one more is the next step."""
     return _place(batch.flat("episode")[rows], batch.flat("step")[rows])
 
 

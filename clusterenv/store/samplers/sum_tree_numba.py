@@ -1,4 +1,4 @@
-"""A level of the sum tree whose loops Numba compiles; only imported where Numba is installed."""
+"""A level of the sum tree that Numba compiles; only imported if Numba is installed."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 import numba
 
-from clusterenv.store.samplers.tree_level import FAN, Floats, Ints, Level
+from clusterenv.store.samplers.sum_tree import FAN, Floats, Ints, Level
 
 __all__ = ["CompiledLevel"]
 
-_FAN = 16  # written here too: whether compiled loops are kept is decided by this file alone
+_FAN = 16  # repeated here: Numba's cache depends on this file alone
 assert _FAN == FAN
 
 
 class CompiledLevel(Level):
-    """The same numbers as :class:`Level`, to the last bit, in a third of the time."""
+    """Bit-identical to :class:`Level`, in a third of the time."""
 
     def descend(self, at: Ints, rest: Floats) -> None:
         _descend(at, rest, self.before)
@@ -29,13 +29,13 @@ class CompiledLevel(Level):
 
 
 def _compiled(signature: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Compile a loop now, not in the middle of learning; once for all runs if it can be kept."""
+    """Compile a loop at import, and cache it on disk if possible."""
 
     def compiled(loop: Callable[..., None]) -> Callable[..., None]:
         found: Any
         try:
             found = numba.njit(signature, cache=True)(loop)
-        except Exception:  # no directory can be written to, or what is there is damaged
+        except Exception:  # the cache is not writable, or damaged
             found = numba.njit(signature)(loop)
         return found  # type: ignore[no-any-return]
 

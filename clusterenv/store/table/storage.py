@@ -1,4 +1,4 @@
-"""Where a store's columns lie: in memory, or in files that are mapped into it."""
+"""Allocation of columns, in memory or in memory-mapped files."""
 
 from __future__ import annotations
 
@@ -15,27 +15,20 @@ import psutil
 
 from clusterenv.data.spaces import Column
 from clusterenv.errors import StoreTooLarge, StoreUnreadable
-from clusterenv.store.journal.files import create
-from clusterenv.store.journal.lock import DirectoryLock
+from clusterenv.store.files import DirectoryLock, create
 
-__all__ = ["InFiles", "InMemory", "Needed", "available_memory", "readable"]
+__all__ = ["FileStorage", "MemoryStorage", "Needed", "available_memory", "readable"]
 
-_LEAVE = 0.05  # of what is free, for everything else
+_RESERVE = 0.05  # of the free bytes, for everything else
 _CGROUP = Path("/sys/fs/cgroup")
 _FILES = re.compile(r"^inactive_file (\d+)$", re.MULTILINE)
 
 Needed = Callable[[int], int]
-"""Bytes that a capacity takes."""
+"""Returns the bytes that a capacity needs."""
 
 
 def readable(nbytes: float) -> str:
-    """Return a size as people say it.
-
-    Examples
-    --------
-    >>> readable(28_224_000_000)
-    '28.2 GB'
-    """
+    """Format a size for people, such as ``28.2 GB``."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if nbytes < 1000:
             return f"{nbytes:.{0 if unit == 'bytes' else 1}f} {unit}"
@@ -44,24 +37,24 @@ def readable(nbytes: float) -> str:
 
 
 def available_memory() -> int:
-    """Return the bytes that this process may still take, a container's limit included."""
+    """Return the bytes that this process can still allocate, within its container's limit."""
     free = int(psutil.virtual_memory().available)
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()
         used = int((_CGROUP / "memory.current").read_text())
         files = _FILES.search((_CGROUP / "memory.stat").read_text())
-        used -= int(files[1]) if files else 0  # files in memory make room when it is needed
+        used -= int(files[1]) if files else 0  # the page cache shrinks on demand
         free = free if limit == "max" else min(free, int(limit) - used)
     except (OSError, ValueError):
-        pass  # no container, or one that does not say
+        pass  # no container, or one without these files
     return free
 
 
-def _refuse(needed: Needed, free: int, capacity: int, where: str, advice: str) -> None:
-    usable = int(free * (1 - _LEAVE))
+def _check_free(needed: Needed, free: int, capacity: int, where: str, advice: str) -> None:
+    usable = int(free * (1 - _RESERVE))
     if needed(capacity) <= usable:
         return
-    least, most = 0, capacity  # the first fits, the other does not
+    least, most = 0, capacity  # the former fits, the latter does not
     while most - least > 1:
         middle = (least + most) // 2
         least, most = (middle, most) if needed(middle) <= usable else (least, middle)
@@ -74,33 +67,33 @@ def _refuse(needed: Needed, free: int, capacity: int, where: str, advice: str) -
     )
 
 
-class InMemory:
-    """Columns in memory; a fork has a copy of its own."""
+class MemoryStorage:
+    """Columns in memory; a fork has its own copy."""
 
     def check_process(self) -> None:
-        """Nothing to do: what a fork does stays in the fork."""
+        """Do nothing: a fork cannot change its parent's memory."""
 
     def check(self, columns: Needed, sampler: Needed, capacity: int) -> None:
-        """Raise if not so many bytes are free."""
+        """Raise ``StoreTooLarge`` if there is not enough free memory."""
 
         def needed(capacity: int) -> int:
             return columns(capacity) + sampler(capacity)
 
         advice = ", or put the columns into files: ReplayStore(..., directory='replay')"
-        _refuse(needed, available_memory(), capacity, "memory", advice)
+        _check_free(needed, available_memory(), capacity, "memory", advice)
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Column:
-        """Return an array; its pages are taken when they are written."""
+        """Return an array; its pages are allocated when they are written."""
         return np.empty(shape, dtype)
 
     def close(self) -> None:
-        """Nothing to do: arrays go when nobody holds them."""
+        """Do nothing: arrays are garbage-collected."""
 
 
-class InFiles:
-    """Columns in files of a directory; the system keeps in memory what is used most.
+class FileStorage:
+    """Columns in memory-mapped files of a directory.
 
-    The files are room to work in, not a record: they are removed when the store is closed.
+    The files are working memory, not a record: closing the store removes them.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -112,7 +105,7 @@ class InFiles:
                 f"ReplayStore(..., directory={str(directory / 'replay')!r})"
             )
         self._lock = DirectoryLock(directory)
-        shutil.rmtree(self._directory, ignore_errors=True)  # of a process that was killed
+        shutil.rmtree(self._directory, ignore_errors=True)  # left by a killed process
         try:
             self._directory.mkdir()
             self._fd = os.open(self._directory, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -124,18 +117,18 @@ class InFiles:
             ) from error
 
     def check_process(self) -> None:
-        """Raise ``WrongProcess`` in a fork, whose columns are those of its parent."""
+        """Raise ``WrongProcess`` in a fork, which shares the files of its parent."""
         self._lock.check()
 
     def check(self, columns: Needed, sampler: Needed, capacity: int) -> None:
-        """Raise if the disk has not so many bytes free, or memory for what the sampler keeps."""
+        """Raise ``StoreTooLarge`` if disk, or memory for the sampler, is too small."""
         free = shutil.disk_usage(self._directory).free
-        _refuse(columns, free, capacity, f"the disk of {self._directory}", "")
-        _refuse(sampler, available_memory(), capacity, "memory for priorities", "")
+        _check_free(columns, free, capacity, f"the disk of {self._directory}", "")
+        _check_free(sampler, available_memory(), capacity, "memory for priorities", "")
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Column:
-        """Return an array that is a file; its blocks are taken now, so the disk cannot fill up."""
-        path = Path(urllib.parse.quote(name, safe=""))  # keys may have slashes
+        """Return a memory-mapped array; its disk blocks are reserved now."""
+        path = Path(urllib.parse.quote(name, safe=""))  # keys may contain slashes
         nbytes = max(1, dtype.itemsize * int(np.prod(shape, dtype=np.int64)))
         with create(path, self._fd) as file:
             try:
@@ -148,7 +141,7 @@ class InFiles:
             return np.asarray(np.memmap(file, dtype, "r+", shape=shape))
 
     def close(self) -> None:
-        """Remove the files, unless they are those of a parent process."""
+        """Remove the files, except in a fork."""
         os.close(self._fd)
         if self._lock.is_held:
             shutil.rmtree(self._directory, ignore_errors=True)

@@ -1,77 +1,44 @@
-"""Samplers that draw single rows: uniformly, or by priority."""
+"""Sampler that draws rows in proportion to their priorities."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from clusterenv.data.batch import Batch
-from clusterenv.data.checks import check_flag, is_number
+from clusterenv.data.checks import is_number
 from clusterenv.errors import ConfigError, EmptyStore, shown
-from clusterenv.store.samplers.base import Draw, Numbers, Transitions, equal_weights, wanted
+from clusterenv.store.samplers.sampler import Draw, Numbers, Transitions, required
 from clusterenv.store.samplers.sum_tree import SumTree
-from clusterenv.store.table.ring import Block, Ints, Ring
 
-__all__ = ["Prioritized", "Uniform"]
+if TYPE_CHECKING:
+    from clusterenv.data.batch import Batch
+    from clusterenv.store.table.ring import Ring
+    from clusterenv.store.table.slots import Block, Ints
 
-_MOST = 1e200  # a priority; the sum of all must be finite
+__all__ = ["Prioritized"]
 
-
-class Uniform(Transitions):
-    """Every row with the same probability.
-
-    Parameters
-    ----------
-    replace
-        Whether a row may be in a sample twice.
-    """
-
-    def __init__(self, replace: bool = True) -> None:
-        self.replace = check_flag("replace", replace, "Uniform(replace=False)")
-
-    def settings(self) -> dict[str, Any]:
-        return {"replace": self.replace}
-
-    def added(self, block: Block, batch: Batch) -> None:
-        """All rows are alike."""
-
-    def draw(self, n: int | None, rng: np.random.Generator) -> Draw:
-        count = wanted(n, "Uniform")
-        if self.replace:
-            # Twice as fast as rng.integers, and as even: a store is far smaller than 2^53.
-            parts = rng.random(count)
-            parts *= len(self.ring)
-            rows = parts.astype(np.int64)
-            rows += self.ring.first
-        elif count > len(self.ring):
-            raise EmptyStore(
-                f"sample({count}) without replacement, but the store holds {len(self.ring)} rows: "
-                f"sample({len(self.ring)}), or Uniform(replace=True)"
-            )
-        else:
-            rows = self.ring.first + rng.choice(len(self.ring), count, replace=False)
-        return Draw(rows, equal_weights(count))
+_MAX_PRIORITY = 1e200  # the sum of all priorities must be finite
 
 
 class Prioritized(Transitions):
-    """Rows in proportion to a power of their priorities (Schaul et al., 2016).
+    """Draws rows in proportion to a power of their priorities (Schaul et al., 2016).
 
-    Row ``i`` is drawn with ``P(i) = p_i^alpha / sum p^alpha``, where ``p_i`` is the absolute
-    error that was passed to ``update_priorities``, plus ``epsilon``. Its weight is
-    ``(N P(i))^-beta``, divided by the largest in the sample. Draws are stratified. A new row
-    gets the batch's column ``priority`` if there is one, otherwise the largest so far.
+    Row ``i`` is drawn with probability ``P(i) = p_i^alpha / sum p^alpha``; ``p_i`` is the absolute
+    error passed to ``update_priorities``, plus ``epsilon``. Its weight is ``(N P(i))^-beta``,
+    divided by the largest weight of the sample. Draws are stratified. New rows get their
+    priority from the column ``priority``, if there is one, otherwise the largest so far.
 
     Parameters
     ----------
     alpha
-        0 draws uniformly, 1 in full proportion.
+        0 draws uniformly, 1 in proportion to the priorities.
     beta
-        How far weights make up for it; 1 is all the way. May be changed at any time.
+        How far weights correct for it; 1 corrects fully. May be changed at any time.
     epsilon
-        Keeps rows without an error from never being drawn again.
+        Added to each priority, so that rows without an error can still be drawn.
     """
 
     def __init__(self, alpha: float = 0.6, beta: float = 0.4, epsilon: float = 1e-6) -> None:
@@ -79,20 +46,20 @@ class Prioritized(Transitions):
             raise ConfigError(
                 f"alpha={shown(alpha)} is not between 0 and 1: Prioritized(alpha=0.6)"
             )
-        if not (is_number(epsilon) and 0 < epsilon < _MOST):
+        if not (is_number(epsilon) and 0 < epsilon < _MAX_PRIORITY):
             raise ConfigError(
-                f"epsilon={shown(epsilon)} is no number above 0 and below {_MOST:g}: "
+                f"epsilon={shown(epsilon)} is no number above 0 and below {_MAX_PRIORITY:g}: "
                 "Prioritized(epsilon=1e-6)"
             )
         self.alpha = float(alpha)
         self.beta = beta
         self.epsilon = float(epsilon)
         self._largest = 1.0
-        self._left = 0  # rows before this have no priority any more
+        self._left = 0  # rows before this one have no priority
 
     @property
     def beta(self) -> float:
-        """The weights' exponent."""
+        """Exponent of the weights."""
         return self._beta
 
     @beta.setter
@@ -129,12 +96,12 @@ class Prioritized(Transitions):
             self._put_block(block, self._largest**self.alpha)
 
     def added_only(self, rows: Ints, block: Block) -> None:
-        """Note a block of which only some rows may be drawn."""
+        """Register a block of which only ``rows`` may be drawn."""
         self._put_block(block, 0.0)
         self._tree.put(self.ring.slots(rows), self._largest**self.alpha)
 
     def draw(self, n: int | None, rng: np.random.Generator) -> Draw:
-        count = wanted(n, "Prioritized")
+        count = required(n, "Prioritized")
         tree = self._tree
         total = tree.total
         if not total > 0:
@@ -144,23 +111,23 @@ class Prioritized(Transitions):
         strata *= total / count
         slots = tree.find(strata)
         powers = tree.leaves.take(slots)
-        if np.count_nonzero(powers) < count:  # a number at the very edge between two leaves
+        if np.count_nonzero(powers) < count:  # rounding, at the edge of a leaf
             drawable = np.flatnonzero(tree.leaves)
-            astray = np.flatnonzero(powers == 0)
-            slots[astray] = drawable[
-                np.minimum(np.searchsorted(drawable, slots[astray]), len(drawable) - 1)
+            missed = np.flatnonzero(powers == 0)
+            slots[missed] = drawable[
+                np.minimum(np.searchsorted(drawable, slots[missed]), len(drawable) - 1)
             ]
             powers = tree.leaves.take(slots)
         return Draw(self._numbers(slots), self._weights(powers))
 
     def draw_from(self, rows: Ints, n: int, rng: np.random.Generator) -> Draw:
-        """Choose ``n`` of some rows, by priority."""
+        """Draw ``n`` of the given rows by priority."""
         powers = self._tree.leaves[self.ring.slots(rows)]
         at = rng.choice(len(rows), n, p=powers / powers.sum())
         return Draw(rows[at], self._weights(powers[at]))
 
     def _weights(self, powers: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-        # The rows' number and the total fall out: the least power has the largest weight.
+        # The number of rows and the total cancel out; the smallest power has the largest weight.
         weights: npt.NDArray[np.float64] = powers / np.minimum.reduce(powers)
         np.power(weights, -self.beta, out=weights)
         return weights.astype(np.float32)
@@ -196,9 +163,9 @@ class Prioritized(Transitions):
     def _check(self, priorities: Numbers, what: str) -> npt.NDArray[np.float64]:
         values = np.asarray(priorities, np.float64)
         if len(values) and not (
-            np.minimum.reduce(values) >= 0 and np.maximum.reduce(values) < _MOST
+            np.minimum.reduce(values) >= 0 and np.maximum.reduce(values) < _MAX_PRIORITY
         ):
-            at = int(np.flatnonzero(~((values >= 0) & (values < _MOST)))[0])
+            at = int(np.flatnonzero(~((values >= 0) & (values < _MAX_PRIORITY)))[0])
             raise ConfigError(
                 f"{what}[{at}] is {values[at]}; they are absolute errors, finite and not "
                 "negative: store.update_priorities(sample['indices'], error.abs())"
@@ -206,19 +173,19 @@ class Prioritized(Transitions):
         return values
 
     def _numbers(self, slots: Ints) -> Ints:
-        """Return the rows that lie in these slots."""
+        """Return the rows in these slots."""
         first = self.ring.first
         return first + (slots - first) % self.ring.capacity
 
     def _put_block(self, block: Block, powers: Numbers | float) -> None:
-        """Give a block its priorities, and take those of the rows that made room for it."""
+        """Set the priorities of a block, and clear those of the rows evicted for it."""
         capacity, first = self.ring.capacity, self.ring.first
-        # What lies where the block is now has the block's priorities.
+        # The slots of the block itself are overwritten below.
         left, self._left = max(self._left, block.end - capacity), first
         leaving = max(0, first - left)
         at, count = block.start % capacity, block.end - block.start
-        follow = not leaving or left == block.end - capacity  # right behind the block
-        if follow and at + count + leaving <= capacity:
+        adjacent = not leaving or left == block.end - capacity  # right behind the block
+        if adjacent and at + count + leaving <= capacity:
             self._tree.put_range(at, at + count, powers, zeros=leaving)
         else:
             self._put_range(block.start, block.end, powers)

@@ -14,6 +14,7 @@ from batches import Fleet, changed, fill
 from clusterenv import Batch
 from clusterenv.errors import ConfigError, EmptyStore, RatioError, SchemaMismatch
 from clusterenv.store import Ratio, ReplayStore, Sequences
+from clusterenv.store.rate_limiter import RateLimiter
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -238,8 +239,8 @@ def rewards(batches: list[Batch]) -> list[float]:
 
 def held(store: ReplayStore) -> list[float]:
     """Return the rewards of all rows, oldest first."""
-    assert store._ring is not None
-    return rewards([store._ring.batch(block) for block in store._ring.blocks])
+    assert store._buffer.ring is not None
+    return rewards([store._buffer.ring.batch(block) for block in store._buffer.ring.blocks])
 
 
 def test_feeding_keeps_a_batch_larger_than_any_before_until_the_learner_has_caught_up() -> None:
@@ -319,3 +320,32 @@ def test_a_batch_that_is_refused_says_nothing_of_the_sizes_that_come() -> None:
     with pytest.raises(SchemaMismatch):
         store.add(changed(large, version=None))
     assert len(store.sample(8)["reward"]) == 8
+
+
+# The rate limiter without a store
+
+
+def test_without_a_ratio_nothing_is_limited() -> None:
+    limiter = RateLimiter(None, 100)
+    limiter.check_sample(10**6, added=0, sampled=0)
+    limiter.check_add(10**6, added=0, sampled=0)
+
+
+def test_a_limiter_says_which_side_is_ahead() -> None:
+    limiter = RateLimiter(2, 100)
+    limiter.batch_rows = 10
+    limiter.check_add(10, added=0, sampled=0)
+    limiter.check_sample(8, added=10, sampled=0)
+    with pytest.raises(RatioError, match="the learner is ahead: 10 rows were added and 40 sampled"):
+        limiter.check_sample(8, added=10, sampled=40)
+    with pytest.raises(RatioError, match="the learner is behind: 90 rows were added and 8 sampled"):
+        limiter.check_add(10, added=90, sampled=8)
+
+
+def test_collection_is_not_limited_while_the_sampler_finds_nothing() -> None:
+    limiter = RateLimiter(2, 100)
+    assert limiter.may_add(10, added=90, sampled=0)  # no sample yet
+    limiter.check_sample(1, added=1, sampled=0)
+    assert not limiter.may_add(10, added=90, sampled=0)
+    limiter.starved = True
+    assert limiter.may_add(10, added=90, sampled=0)

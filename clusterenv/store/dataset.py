@@ -1,4 +1,4 @@
-"""Rows on disk for everybody else: Arrow datasets, and Minari's."""
+"""Rows on disk as Arrow datasets and Minari datasets."""
 
 from __future__ import annotations
 
@@ -31,13 +31,12 @@ _KEY = (*_SOURCE, "env", "episode", "step")
 
 
 def open_dataset(directory: str | Path, *, checksums: bool = True) -> pyarrow.dataset.Dataset:
-    """Return the rows of a saved store, a journal or a collection, without holding them in memory.
+    """Return the rows of a saved store, a journal or a collection, without loading them.
 
-    It is a snapshot of the last commit: however often it is read, and whatever is committed
-    meanwhile, it has the same rows.
+    The dataset is a snapshot of the last commit: later commits do not change its rows.
 
-    DuckDB, Polars and pandas query it directly. ``next_obs`` is null except where no row holds
-    the next observation; elsewhere it is the ``obs`` of the row with the same ``run``, ``shard``,
+    DuckDB, Polars and pandas query it directly. ``next_obs`` is null if another row holds the
+    next observation: it is the ``obs`` of the row with the same ``run``, ``shard``,
     ``incarnation``, ``env`` and ``episode`` and the next ``step``. For stacked observations,
     ``obs`` is the newest frame.
 
@@ -46,15 +45,15 @@ def open_dataset(directory: str | Path, *, checksums: bool = True) -> pyarrow.da
     directory
         Of a saved store, a journal or a collection.
     checksums
-        Whether to read all files once and compare their checksums; ``False`` compares their
-        sizes only, which finds no altered byte but takes no time with very large runs.
+        Whether to read all files once and compare their checksums. ``False`` compares only their
+        sizes, which is fast for very large runs but does not find altered bytes.
 
     Raises
     ------
     StoreUnreadable
-        If there is no store, or one of another format.
+        If there is no store, or its format is another one.
     StoreDamaged
-        If a file is missing or was altered: which, and what is still readable.
+        If a file is missing or was altered; the message says which, and what is readable.
 
     Examples
     --------
@@ -72,7 +71,7 @@ def open_dataset(directory: str | Path, *, checksums: bool = True) -> pyarrow.da
 
 @dataclass(frozen=True)
 class Episode:
-    """One whole episode; observations have one row more than the rest."""
+    """A complete episode; ``observations`` has one row more than the other arrays."""
 
     observations: dict[str, Column]
     actions: Column
@@ -82,28 +81,16 @@ class Episode:
 
 
 def episodes(directory: str | Path) -> Iterator[Episode]:
-    """Yield the episodes that are there from their first row to their end.
-
-    All rows are in memory meanwhile.
-    """
-    path = check_path("directory", directory, "episodes('replay')")
-    yield from _episodes(open_snapshot(path))
+    """Yield the complete episodes; loads all rows into memory."""
+    yield from _episodes(open_snapshot(directory))
 
 
 def _episodes(snapshot: Snapshot) -> Iterator[Episode]:
     batches = list(snapshot.batches())
     if not batches:
         return
-    names = [
-        "env",
-        "episode",
-        "step",
-        "action",
-        "reward",
-        "terminated",
-        "truncated",
-        *batches[0].tail,
-    ]
+    names = ["env", "episode", "step", "action", "reward", "terminated", "truncated"]
+    names += batches[0].tail
     rows = {name: np.concatenate([batch.flat(name) for batch in batches]) for name in names}
     for name in _SOURCE:
         rows[name] = np.concatenate([np.full(b.num_rows, getattr(b, name)) for b in batches])
@@ -133,7 +120,7 @@ def _episodes(snapshot: Snapshot) -> Iterator[Episode]:
 
 
 def _tracks(rows: dict[str, Column]) -> list[npt.NDArray[np.int64]]:
-    """Return the rows of each episode, by step."""
+    """Return the rows of each episode, ordered by step."""
     order = np.lexsort([rows[name] for name in reversed(_KEY)])
     changes = np.zeros(len(order), np.bool_)
     for name in _KEY[:-1]:
@@ -150,16 +137,16 @@ def to_minari(
     action_space: spaces.Space[Any] | None = None,
     **metadata: Any,
 ) -> MinariDataset:
-    """Write all whole episodes as a Minari dataset, without loss.
+    """Write all complete episodes as a Minari dataset, without loss.
 
     Parameters
     ----------
     directory
         Of a saved store, a journal or a collection.
     dataset_id
-        Such as ``cartpole/random-v0``; Minari keeps it below ``MINARI_DATASETS_PATH``.
+        Such as ``cartpole/random-v0``; Minari writes it below ``MINARI_DATASETS_PATH``.
     env
-        Environment that the rows are from; or give both spaces.
+        Environment of the rows; alternatively, give both spaces.
     observation_space, action_space
         By default those of ``env``.
     **metadata
@@ -168,9 +155,9 @@ def to_minari(
     Raises
     ------
     EmptyStore
-        If no whole episode is there.
+        If there is no complete episode.
     ConfigError
-        If the rows are not of these spaces, or Minari takes no such id or metadata.
+        If the rows do not match the spaces, or Minari refuses the id or the metadata.
     StoreNotWritten
         If the disk is full or gone.
     """
@@ -236,7 +223,7 @@ def to_minari(
 
 
 def _made(env: Any, right: str) -> gym.Env[Any, Any]:
-    """Return an environment that has the spaces."""
+    """Return the environment, created if necessary."""
     try:
         made = gym.make(env) if isinstance(env, (str, EnvSpec)) else env
     except (gym.error.Error, ImportError, TypeError, ValueError) as error:
@@ -248,7 +235,7 @@ def _made(env: Any, right: str) -> gym.Env[Any, Any]:
 def _check_space(
     argument: str, space: spaces.Space[Any], root: str, rows: Mapping[str, Column]
 ) -> None:
-    """Raise unless rows have the columns of a space, in its shapes."""
+    """Raise unless rows have the columns and shapes of a space."""
     wanted = {leaf.name(root): leaf.shape for leaf in Layout(space).leaves}
     found = {name: column.shape[1:] for name, column in rows.items()}
     if wanted != found:
