@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from clusterenv.data.spaces import Layout
-from clusterenv.simulation.engines import Slot
+from clusterenv.simulation.engines.base import Slot
 from clusterenv.simulation.space_check import SpaceBroken, SpaceCheck
 
 SPACE = gym.spaces.Dict(

@@ -19,7 +19,8 @@ from clusterenv import EnvFaults, ReplayStore, errors
 from clusterenv.data.fragment import Fragment
 from clusterenv.data.seeds import rebuilt_seed
 from clusterenv.policies.base import Context, Decision, Policy
-from clusterenv.simulation.engines import EnvRaised, Recipe, build
+from clusterenv.simulation.engines import build
+from clusterenv.simulation.engines.base import EnvRaised, Recipe
 from clusterenv.simulation.loop import EnvLoop
 from clusterenv.simulation.policy_faults import PolicyFault
 from clusterenv.simulation.policy_runner import Acting
@@ -240,7 +241,7 @@ class Failing:
     def __init__(self, raises: bool) -> None:
         self.engine = build(Recipe(gym.spec("CartPole-v1"), engine="native"), 0, 4)
         self.num_envs, self.description = 4, self.engine.description
-        self.reset, self.trust_actions = self.engine.reset, self.engine.trust_actions
+        self.reset, self.skip_action_checks = self.engine.reset, self.engine.skip_action_checks
         self.steps, self.raises = 0, raises
 
     def step(self, actions: Any, slot: Any, rows: Any) -> Any:
