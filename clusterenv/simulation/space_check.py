@@ -108,8 +108,8 @@ class SpaceCheck:
     def check_value(self, columns: list[Column]) -> None:
         """Raise unless one observation, given as columns of one row, is in the space."""
         slot = Slot(columns, np.zeros(1), np.zeros(1, np.bool_), np.zeros(1, np.bool_))
-        for fault in self.faults(slot).values():
-            raise fault
+        if not self.passes(slot):
+            raise self.faults(slot)[0]
 
     def _add(self, found: dict[int, SpaceBroken], row: int, k: int, value: Any, what: str) -> None:
         shown = np.array2string(np.asarray(value), threshold=16, precision=6)
