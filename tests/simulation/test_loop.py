@@ -280,7 +280,7 @@ def test_a_fresh_fragment_is_of_one_version_and_counts_what_it_leaves(engine: st
     assert loop.fragment(Acting(9, {})).dropped == 0
 
 
-def test_recurrent_state_starts_anew_with_each_episode_and_travels_with_the_fragment() -> None:
+def test_recurrent_state_is_reset_with_each_episode_and_travels_with_the_fragment() -> None:
     for engine in ("gymnasium", "native"):
         loop = loop_of(Counter(), "CartPole-v1", engine=engine)
         for _ in range(6):

@@ -50,7 +50,7 @@ def test_masks_of_mixed_dtypes_are_understood() -> None:
 
 
 @pytest.mark.parametrize("given", ["left", [[1, 0], [1, 0, 0]], [1, 0], 3.0])
-def test_what_is_no_mask_is_refused_by_whoever_asks_for_it(given: Any) -> None:
+def test_what_is_no_mask_is_refused(given: Any) -> None:
     values = given if isinstance(given, list) else [given, given]
     mask = InfoMask(2)
     mask.update(pack([(row, {"action_mask": value}) for row, value in enumerate(values)]))

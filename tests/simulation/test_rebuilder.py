@@ -280,7 +280,7 @@ def test_engines_that_cannot_rebuild_one_say_which_is_broken(policy: Policy) -> 
 
 
 class Once(Frail):
-    """Fails in its thirtieth step, whoever rebuilds it."""
+    """Fails in its thirtieth step, however often it is rebuilt."""
 
     def __init__(self) -> None:
         super().__init__(0, {30: "raise"}, 20, again=10**6)

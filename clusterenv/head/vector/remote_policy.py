@@ -1,7 +1,7 @@
 """``ClusterEnv.step(policy)``: the policy acts on the workers, one step at a time.
 
 The head knows which version each shard has and how far it has diverged, so it sends weights with
-the step to those shards for which the rule says so.
+the step to those shards that should pull by the rule.
 """
 
 from __future__ import annotations

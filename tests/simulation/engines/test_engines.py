@@ -83,7 +83,7 @@ def test_native_engine_equals_the_vector_entry_point(prechecked: bool) -> None:
     reference.close()
 
 
-def test_native_environments_look_at_actions_unless_told_that_somebody_has() -> None:
+def test_native_environments_check_actions_unless_they_were_prechecked() -> None:
     engine = NativeEngine(Recipe(gym.spec("CartPole-v1"), engine="native"), 0, 2)
     slot = slot_of(engine)
     engine.reset(slot, [1, 2], None, None)
