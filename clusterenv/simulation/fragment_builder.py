@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import psutil
 import torch
 from torch import Tensor
@@ -21,7 +21,14 @@ from clusterenv.simulation.masks import InfoMask
 from clusterenv.simulation.policy_runner import Acting, PolicyRunner
 from clusterenv.simulation.space_check import SpaceCheck
 
-__all__ = ["STEP_COLUMNS", "Block", "FragmentBuilder", "Interrupted", "column_like"]
+__all__ = [
+    "STEP_COLUMNS",
+    "Block",
+    "BuilderInputs",
+    "FragmentBuilder",
+    "Interrupted",
+    "column_like",
+]
 
 Block = dict[str, Column]
 """Columns by name, each ``[time, envs, …]``."""
@@ -33,47 +40,39 @@ class Interrupted(Exception):
     """The current fragment was abandoned on request."""
 
 
+class BuilderInputs(NamedTuple):
+    """What a fragment builder works with."""
+
+    engine: Engine
+    runner: PolicyRunner
+    horizon: int
+    """Time rows of a fragment."""
+    obs: list[Column]
+    """Observations of the first reset."""
+    info_mask: InfoMask
+    """Action masks from the infos, those of the first reset included."""
+    space_check: SpaceCheck | None
+    """Checks what environments return; without it nothing is checked."""
+
+
 class FragmentBuilder(ABC):
     """Steps environments until a fragment is full.
 
     Parameters
     ----------
-    engine
-        The environments.
-    runner
-        Chooses the actions.
-    envs
-        Global indices of the environments.
-    horizon
-        Time rows of a fragment.
-    info_mask
-        Action masks from the infos, those of the first reset included.
-    space_check
-        Checks what environments return; without it nothing is checked.
-    rows
-        Time rows that are kept in memory.
+    inputs
+        Engine, policy runner, checks and the first observations.
+    horizons
+        Horizons of steps that are kept in memory.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        runner: PolicyRunner,
-        envs: npt.NDArray[np.int32],
-        horizon: int,
-        info_mask: InfoMask,
-        space_check: SpaceCheck | None,
-        rows: int,
-    ) -> None:
+    def __init__(self, inputs: BuilderInputs, horizons: int = 1) -> None:
         self.interrupted = False
         """Set by another thread: raise :class:`Interrupted` before the next step."""
+        engine, self._runner, self._horizon, _, self._info_mask, self._space_check = inputs
         self._engine = engine
-        self._runner = runner
-        self._envs = envs
-        self._n = len(envs)
-        self._horizon = horizon
-        self._info_mask = info_mask
-        self._space_check = space_check
-        self._rows = rows
+        self._n = engine.num_envs
+        self._rows = horizons * self._horizon
         self._layout = Layout(engine.description.observation_space)
         self._obs_names = [leaf.name("obs") for leaf in self._layout.leaves]
         self._tracker = EpisodeTracker(self._n)

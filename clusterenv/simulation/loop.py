@@ -21,7 +21,7 @@ from clusterenv.simulation.decisions import annotate
 from clusterenv.simulation.engines.base import Engine, Slot
 from clusterenv.simulation.engines.gymnasium import GymnasiumEngine
 from clusterenv.simulation.env_faults import EnvFaults
-from clusterenv.simulation.fragment_builder import Block, FragmentBuilder
+from clusterenv.simulation.fragment_builder import Block, BuilderInputs, FragmentBuilder
 from clusterenv.simulation.masks import InfoMask
 from clusterenv.simulation.next_step import NextStepBuilder
 from clusterenv.simulation.policy_rng import PolicyRNG
@@ -96,14 +96,14 @@ class EnvLoop:
         mask.update(engine.reset(slot, list(seeds), None, None))
         mask.settled = True
         self._builder: FragmentBuilder
-        common = (engine, self._runner, envs, horizon, mask, check)
+        inputs = BuilderInputs(engine, self._runner, horizon, slot.obs, mask, check)
         if about.autoreset_mode is AutoresetMode.NEXT_STEP:
-            self._builder = NextStepBuilder(*common, slot.obs)
+            self._builder = NextStepBuilder(inputs)
             return
         rebuilder = None
         if isinstance(engine, GymnasiumEngine) and faults is not None:
             rebuilder = Rebuilder(engine, faults, first, seeds)
-        self._builder = same_step = SameStepBuilder(*common, rebuilder, slot.obs)
+        self._builder = same_step = SameStepBuilder(inputs, rebuilder)
         if isinstance(engine, GymnasiumEngine):
             engine.check_final = same_step.check_final
 

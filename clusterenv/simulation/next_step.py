@@ -13,17 +13,15 @@ from torch import Tensor
 
 from clusterenv.data.fragment import Fragment
 from clusterenv.data.spaces import Column
-from clusterenv.simulation.engines.base import Engine, EnvRaised, Slot
+from clusterenv.simulation.engines.base import EnvRaised, Slot
 from clusterenv.simulation.fragment_builder import (
     STEP_COLUMNS,
     Block,
+    BuilderInputs,
     FragmentBuilder,
     column_like,
 )
-from clusterenv.simulation.masks import InfoMask
 from clusterenv.simulation.policy_faults import PolicyFault
-from clusterenv.simulation.policy_runner import PolicyRunner
-from clusterenv.simulation.space_check import SpaceCheck
 from clusterenv.simulation.step_ring import RING_HORIZONS, StepRing
 
 __all__ = ["NextStepBuilder"]
@@ -34,28 +32,16 @@ class NextStepBuilder(FragmentBuilder):
 
     Parameters
     ----------
-    engine, runner, envs, horizon, info_mask, space_check
+    inputs
         As for :class:`FragmentBuilder`.
-    obs
-        Observations of the first reset.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        runner: PolicyRunner,
-        envs: npt.NDArray[np.int32],
-        horizon: int,
-        info_mask: InfoMask,
-        space_check: SpaceCheck | None,
-        obs: list[Column],
-    ) -> None:
-        rows = RING_HORIZONS * horizon
-        super().__init__(engine, runner, envs, horizon, info_mask, space_check, rows)
-        self._ring = StepRing(self._n, horizon, self._tracker)
+    def __init__(self, inputs: BuilderInputs) -> None:
+        super().__init__(inputs, RING_HORIZONS)
+        self._ring = StepRing(self._n, self._horizon, self._tracker)
         self._finished = np.zeros(self._n, np.bool_)  # whose next step only resets
         self._obs = self._prepare(self._ring.columns)
-        for column, initial in zip(self._obs, obs, strict=True):
+        for column, initial in zip(self._obs, inputs.obs, strict=True):
             column[0] = initial
         self._steps = list(self._time_rows(self._ring.columns, self._obs))
 
@@ -94,7 +80,7 @@ class NextStepBuilder(FragmentBuilder):
             dropped.append(ring.drop())
             ended.append(dropped[-1])
         columns["episode"], columns["step"] = tracked.episode, tracked.step
-        columns["env"] = np.tile(self._envs[tracks.envs], horizon)
+        columns["env"] = np.tile(self._runner.envs[tracks.envs], horizon)
         columns["version"] = ring.versions[tracks.at].reshape(-1)
         over[-1] = True
         rows = np.flatnonzero(over)

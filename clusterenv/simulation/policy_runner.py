@@ -66,6 +66,8 @@ class PolicyRunner:
     ) -> None:
         self.policy = policy
         self.rng = rng or nullcontext()
+        self.envs = envs
+        """Global indices of the environments."""
         self.location = Location(envs.tolist())
         self._acting = Acting(0, {})
         self._layout = Layout(description.observation_space)
@@ -73,7 +75,7 @@ class PolicyRunner:
         """Whether observations hold the action masks."""
         self._action_check = ActionCheck(description.action_space, len(envs))
         self._extras_check = ExtrasCheck(len(envs), reserved)
-        self._envs = torch.from_numpy(envs.astype(np.int64))
+        self._env_tensor = torch.from_numpy(envs.astype(np.int64))
         with self.rng:
             state = initial_state(policy, len(envs))
         self._set_state(state)
@@ -96,7 +98,7 @@ class PolicyRunner:
     @acting.setter
     def acting(self, acting: Acting) -> None:
         if acting.scalars is not self._acting.scalars:
-            self._context = Context(self._envs, acting.scalars, self.state)
+            self._context = Context(self._env_tensor, acting.scalars, self.state)
         self._acting = acting
 
     def act(
@@ -133,7 +135,7 @@ class PolicyRunner:
             if finished is not None:
                 mask = allow_if_finished(mask, finished)
             self._action_check.check_mask(mask, location)
-            context = Context(self._envs, context.scalars, self.state, mask)
+            context = Context(self._env_tensor, context.scalars, self.state, mask)
         try:
             with self.rng:
                 decision = policy.act(nested, context)
@@ -192,7 +194,7 @@ class PolicyRunner:
         if not after:
             return self.act(obs, allowed)
         self._set_state({name: tensor.clone() for name, tensor in after.items()})
-        self.reset_state(np.arange(len(self._envs)) == row)
+        self.reset_state(np.arange(len(self._env_tensor)) == row)
         for name, column in (initial or {}).items():
             column[row] = self.state[name][row].numpy()
         columns = self.act(obs, allowed)
@@ -216,4 +218,4 @@ class PolicyRunner:
 
     def _set_state(self, state: dict[str, Tensor]) -> None:
         self.state = state
-        self._context = Context(self._envs, self._acting.scalars, state)
+        self._context = Context(self._env_tensor, self._acting.scalars, state)

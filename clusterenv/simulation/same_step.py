@@ -13,13 +13,10 @@ import torch
 from clusterenv.data.fragment import Fragment
 from clusterenv.data.infos import VectorInfo, pack
 from clusterenv.data.spaces import Column
-from clusterenv.simulation.engines.base import Engine, EnvRaised, Slot
+from clusterenv.simulation.engines.base import EnvRaised, Slot
 from clusterenv.simulation.engines.native import batch_parts
-from clusterenv.simulation.fragment_builder import Block, FragmentBuilder
-from clusterenv.simulation.masks import InfoMask
-from clusterenv.simulation.policy_runner import PolicyRunner
+from clusterenv.simulation.fragment_builder import Block, BuilderInputs, FragmentBuilder
 from clusterenv.simulation.rebuilder import Rebuilder
-from clusterenv.simulation.space_check import SpaceCheck
 
 __all__ = ["SameStepBuilder"]
 
@@ -43,28 +40,16 @@ class SameStepBuilder(FragmentBuilder):
 
     Parameters
     ----------
-    engine, runner, envs, horizon, info_mask, space_check
+    inputs
         As for :class:`FragmentBuilder`.
     rebuilder
         Rebuilds environments that fail; without it a fault is raised.
-    obs
-        Observations of the first reset.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        runner: PolicyRunner,
-        envs: npt.NDArray[np.int32],
-        horizon: int,
-        info_mask: InfoMask,
-        space_check: SpaceCheck | None,
-        rebuilder: Rebuilder | None,
-        obs: list[Column],
-    ) -> None:
-        super().__init__(engine, runner, envs, horizon, info_mask, space_check, horizon)
+    def __init__(self, inputs: BuilderInputs, rebuilder: Rebuilder | None) -> None:
+        super().__init__(inputs)
         self._rebuilder = rebuilder
-        self._obs_now = obs
+        self._obs_now = inputs.obs
 
     @property
     def waiting_rows(self) -> int:
@@ -120,7 +105,7 @@ class SameStepBuilder(FragmentBuilder):
             for name, column in block.items()
         }
         columns["episode"], columns["step"] = tracked.episode, tracked.step
-        columns["env"] = np.tile(self._envs, horizon)
+        columns["env"] = np.tile(runner.envs, horizon)
         columns["version"] = np.repeat(versions, n)
         rows = np.concatenate([np.array(list(final_obs), np.int64), (horizon - 1) * n + last])
         cuts = self._rebuilder.take_cuts() if self._rebuilder is not None else []
