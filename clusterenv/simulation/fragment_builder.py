@@ -27,7 +27,7 @@ __all__ = [
     "BuilderInputs",
     "FragmentBuilder",
     "Interrupted",
-    "column_like",
+    "column_of",
 ]
 
 Block = dict[str, Column]
@@ -76,7 +76,8 @@ class FragmentBuilder(ABC):
         self._layout = Layout(engine.description.observation_space)
         self._obs_names = [leaf.name("obs") for leaf in self._layout.leaves]
         self._tracker = EpisodeTracker(self._n)
-        self._between: Callable[[], Acting] | None = None
+        self.between: Callable[[], Acting] | None = None
+        """Called before every step; returns what the policy acts with from there on."""
         self._check_memory()
 
     @property
@@ -85,30 +86,23 @@ class FragmentBuilder(ABC):
         """Rows of real steps that are in no fragment yet."""
 
     @abstractmethod
-    def _fragment(self, block: Block, fresh: bool) -> Fragment:
-        """Step until a fragment is full; see :meth:`fragment`."""
-
-    def fragment(
-        self, block: Block, acting: Acting, fresh: bool, between: Callable[[], Acting] | None
-    ) -> Fragment:
+    def fragment(self, block: Block, fresh: bool) -> Fragment:
         """Step until a fragment is full, and return it.
 
         Parameters
         ----------
         block
             The columns of an earlier fragment, to be used again, or an empty dictionary.
-        acting, fresh, between
-            As for :meth:`EnvLoop.fragment`.
+        fresh
+            Drop rows that are in no fragment, before and after, and count them.
         """
-        self._runner.acting, self._between = acting, between
-        return self._fragment(block, fresh)
 
     def _act(self, obs: list[Tensor], block: Block, t: int, finished: Column | None) -> Column:
         """Let the policy act, write its answer to time row ``t`` and return the actions."""
         if self.interrupted:
             raise Interrupted
-        if self._between is not None:
-            self._runner.acting = self._between()
+        if self.between is not None:
+            self._runner.acting = self.between()
         allowed = self._info_mask.value
         columns = self._runner.act(obs, allowed, finished)
         action = columns["action"]
@@ -119,7 +113,7 @@ class FragmentBuilder(ABC):
                 block[name][t] = values
         except KeyError:  # the first step of a new block
             for name, values in columns.items():
-                column_like(block, name, values, self._rows)[t] = values
+                column_of(block, name, values, self._rows)[t] = values
         return action
 
     def _prepare(self, block: Block) -> list[Column]:
@@ -166,7 +160,7 @@ class FragmentBuilder(ABC):
             )
 
 
-def column_like(block: Block, name: str, values: Column, rows: int) -> Column:
+def column_of(block: Block, name: str, values: Column, rows: int) -> Column:
     """Return a column of a block; allocate it if it is missing, for such values."""
     column = block.get(name)
     if column is None:

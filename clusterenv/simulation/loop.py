@@ -136,9 +136,10 @@ class EnvLoop:
         between
             Called before every step; returns what the policy acts with from there on.
         """
+        self._runner.acting, self._builder.between = acting, between
         block = self._spare.pop() if self._spare else {}
         with torch.inference_mode():
-            fragment = self._builder.fragment(block, acting, fresh, between)
+            fragment = self._builder.fragment(block, fresh)
             for name in self._dropped:
                 del fragment.columns[name], fragment.tail[name]
             if self._annotates:

@@ -19,7 +19,7 @@ from clusterenv.simulation.fragment_builder import (
     Block,
     BuilderInputs,
     FragmentBuilder,
-    column_like,
+    column_of,
 )
 from clusterenv.simulation.policy_faults import PolicyFault
 from clusterenv.simulation.step_ring import RING_HORIZONS, StepRing
@@ -49,7 +49,7 @@ class NextStepBuilder(FragmentBuilder):
     def waiting_rows(self) -> int:
         return self._ring.waiting_rows
 
-    def _fragment(self, block: Block, fresh: bool) -> Fragment:
+    def fragment(self, block: Block, fresh: bool) -> Fragment:
         ring, horizon, n = self._ring, self._horizon, self._n
         dropped = [ring.drop()] if fresh else []
         for span in ring.spans(all_envs=fresh):
@@ -107,9 +107,9 @@ class NextStepBuilder(FragmentBuilder):
         ring, runner, finished = self._ring, self._runner, self._finished
         for name, tensor in runner.state.items():
             values = tensor.numpy()
-            column_like(ring.columns, f"state.{name}", values, ring.rows)[t] = values
+            column_of(ring.columns, f"state.{name}", values, ring.rows)[t] = values
         action = self._act(current, ring.columns, t, finished)
-        if self._between is not None:
+        if self.between is not None:
             ring.versions[t] = runner.acting.version
         infos: Any = self._engine.step([action], slot, None)
         self._info_mask.update(infos, began=finished)

@@ -55,7 +55,7 @@ class SameStepBuilder(FragmentBuilder):
     def waiting_rows(self) -> int:
         return 0  # every step is in a fragment
 
-    def _fragment(self, block: Block, fresh: bool) -> Fragment:
+    def fragment(self, block: Block, fresh: bool) -> Fragment:
         horizon, n, runner = self._horizon, self._n, self._runner
         obs = self._prepare(block)
         for column, now in zip(obs, self._obs_now, strict=True):
@@ -71,7 +71,7 @@ class SameStepBuilder(FragmentBuilder):
             return int(t - ended[-1] - 1 if len(ended) else t + self._tracker.step[row])
 
         runner.location.episode_step = episode_step
-        switches, check, step = self._between is not None, self._space_check, self._engine.step
+        switches, check, step = self.between is not None, self._space_check, self._engine.step
         for t, current, slot in self._time_rows(block, obs):
             action = self._act(current, block, t, None)
             if switches:

@@ -55,11 +55,10 @@ class StepServer:
         self._actions = Layout(engine.description.action_space)
         self._slot = Slot.empty(self._layout, engine.num_envs)
         self._whole = StepRequest(None, self._actions.dtypes, [])
-        self._runner: PolicyRunner | None = None
         self._policy_rng = PolicyRNG(None)
         self._probe_rng = np.random.default_rng(0)
         self._info_mask = InfoMask(engine.num_envs)
-        self._began = np.ones(engine.num_envs, np.bool_)  # whose policy state must be reset
+        self._began = np.ones(engine.num_envs, np.bool_)  # whose recurrent state must be reset
         mode = engine.description.autoreset_mode
         self._resets_next_step = mode is not AutoresetMode.SAME_STEP
 
@@ -142,18 +141,17 @@ class StepServer:
         """Take the policy, or newer weights, if the request carries them."""
         if request.policy is not None:
             torch.set_num_threads(1)  # the shards are the parallelism
-            envs = np.arange(self._first, self._first + self._engine.num_envs, dtype=np.int32)
-            policy: Policy = loads(request.policy).eval()
-            about = self._engine.description
-            self._runner = PolicyRunner(policy, about, envs, self._policy_rng, _RESERVED)
-            self._manifest = manifest_of(policy)
-            self._began[:] = False  # the runner begins with initial states
-        runner = self._runner
-        assert runner is not None  # the head sends the policy with the first request
-        runner.rng = self._policy_rng
+            self._policy: Policy = loads(request.policy).eval()
+            self._manifest = manifest_of(self._policy)
         if weights.nbytes:
-            load(runner.policy, self._manifest, Weights(request.version, weights))
-        return runner
+            load(self._policy, self._manifest, Weights(request.version, weights))
+        if request.policy is not None:  # after the weights, which may be the initial state
+            envs = np.arange(self._first, self._first + self._engine.num_envs, dtype=np.int32)
+            about, rng = self._engine.description, self._policy_rng
+            self._runner = PolicyRunner(self._policy, about, envs, rng, _RESERVED)
+            self._began[:] = False
+        self._runner.rng = self._policy_rng
+        return self._runner
 
     def _sample_states(
         self, runner: PolicyRunner, count: int
@@ -161,8 +159,8 @@ class StepServer:
         """Return rows within an episode, and the recurrent state that acts on them next."""
         with torch.inference_mode():
             runner.reset_state(self._began)
-        rows = np.flatnonzero(~self._over())
-        rows = self._probe_rng.permutation(rows)[:count]
+        self._began[:] = False
+        rows = self._probe_rng.permutation(np.flatnonzero(~self._over()))[:count]
         return rows, runner.state_at(rows)
 
     def _call(self, raw: bytes | bytearray) -> bytes:

@@ -8,12 +8,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from agents import Bad, BadState, Counter, cartpole_policy
+from agents import Bad, BadState, Counter, LearnedState, cartpole_policy
 from compare import assert_same
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from torch import Tensor, nn
 
+from clusterenv.data.buffer_pool import BufferPool
 from clusterenv.data.pickling import dumps, loads
 from clusterenv.data.spaces import Column, Layout
 from clusterenv.policies import Categorical
@@ -24,6 +25,7 @@ from clusterenv.simulation.loop import EnvLoop
 from clusterenv.simulation.policy_faults import PolicyFault
 from clusterenv.simulation.policy_rng import PolicyRNG
 from clusterenv.simulation.policy_runner import Acting, PolicyRunner
+from clusterenv.sync.weights import manifest_of, pack
 from clusterenv.transport.connection import Header
 from clusterenv.transport.messages import ActRequest, ResetRequest
 from clusterenv.worker.step_server import StepServer
@@ -278,3 +280,19 @@ def test_the_step_server_sends_no_states_unless_asked() -> None:
     server._reset(ResetRequest([1, 2, 3, 4], None, None))
     server._act(ActRequest(dumps(Counter()), 0), np.empty(0, np.uint8))
     assert connection.results[-1][3] is None
+
+
+def test_a_shard_that_starts_with_newer_weights_has_their_initial_state() -> None:
+    policy = LearnedState()
+    connection = Requests()
+    engine = build(Recipe(gym.spec("CartPole-v1")), 10, N)
+    server: Any = StepServer(engine, connection, 10)  # type: ignore[arg-type]
+    server._reset(ResetRequest([1, 2, 3, 4], None, None))
+    pickled = dumps(policy)
+    with torch.no_grad():
+        policy.first.fill_(7.0)
+    weights = pack(policy, manifest_of(policy), 3, BufferPool())
+    server._act(ActRequest(pickled, 3), weights.buffer)
+    chosen = connection.results[-1][2]
+    assert chosen["value"].tolist() == [8.0] * N  # it adds one before it shows the state
+    assert chosen["policy_version"].tolist() == [3] * N
