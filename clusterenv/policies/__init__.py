@@ -1,4 +1,4 @@
-"""Policies: the protocol, and adapters for what people already have."""
+"""The policy protocol, and adapters for networks and agents of other libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies made from what people already have."""
+"""Policies made from plain networks and from agents of other libraries."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ __all__ = ["Categorical", "CleanRL", "EpsilonGreedy", "Gaussian", "PaperAgent", 
 
 
 class Categorical(Policy):
-    """A network that gives the logits of discrete actions.
+    """A network that returns the logits of discrete actions.
 
     Parameters
     ----------
     module
-        Maps observations to logits; to ``(logits, value)`` if it also judges.
+        Maps observations to logits, or to ``(logits, value)``.
     nvec
         For ``MultiDiscrete`` actions: how many logits belong to each of them, in order.
     """
@@ -57,7 +57,7 @@ class Categorical(Policy):
 
 
 class Gaussian(Policy):
-    """A network that gives means, or ``(mean, log_std)``, of continuous actions.
+    """A network that returns means, or ``(mean, log_std)``, of continuous actions.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ class Gaussian(Policy):
         Sampled actions are clipped to its bounds; ``raw_action`` keeps what was sampled. May be
         left out if the space has no bounds; all actions then have one standard deviation.
     log_std
-        Initial logarithm of the standard deviation if the module gives means alone.
+        Initial logarithm of the standard deviation if the module returns means alone.
     """
 
     low: Tensor
@@ -111,18 +111,18 @@ class Gaussian(Policy):
 
 
 class EpsilonGreedy(Policy):
-    """The best action of a Q network, or with probability epsilon one of all, each as likely.
+    """The best action of a Q network, or with probability epsilon a uniformly random one.
 
     Parameters
     ----------
     q_module
         Maps observations to action values.
     epsilon
-        Used unless the scalar ``epsilon`` has been published; a sequence gives each environment,
-        by its global index, its own (a ladder), which the scalar then scales.
+        Used unless the scalar ``epsilon`` has been published. A sequence assigns one to each
+        environment by its global index (a ladder), which the scalar then scales.
     temperature
-        Of the softmax of the values, which is the distribution that divergence is
-        computed from; the scalar ``temperature`` overrides it.
+        Temperature of the softmax of the values, the distribution from which divergences are
+        computed; the scalar ``temperature`` overrides it.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class EpsilonGreedy(Policy):
         return self.decide(masked(self.module(obs), context.mask), context)
 
     def decide(self, values: Tensor, context: Context) -> Decision:
-        """Choose actions by their values; forbidden ones have none."""
+        """Choose actions by their values; those of forbidden actions are ``-inf``."""
         if values.isnan().any():
             raise ValueError("the Q network returned NaN")
         best = values.argmax(-1)
@@ -176,7 +176,7 @@ class EpsilonGreedy(Policy):
             raise ConfigError(f"temperature={temperature} was published; it is positive")
         logits = masked(self.module(obs), context.mask) / temperature
         logits = logits - logits.max(-1, keepdim=True).values
-        # Beyond this an action is never chosen, and its probability would be a plain 0.
+        # Below this an action is never chosen, and its probability would underflow to 0.
         logits = logits.where(logits.isneginf(), logits.clamp(min=-50.0))
         return CategoricalDistribution(logits=logits, validate_args=False)
 
@@ -231,28 +231,28 @@ class CleanRL(Policy):
             self._check_fits(logits, obs)
             return CategoricalDistribution(logits=logits)
         raise ConfigError(
-            f"{type(agent).__name__} has neither actor nor actor_mean; say how its distribution is "
-            "made: CleanRL(agent, distribution=lambda agent, obs: Categorical(logits=…))"
+            f"{type(agent).__name__} has neither actor nor actor_mean; define its "
+            "distribution: CleanRL(agent, distribution=lambda agent, obs: Categorical(logits=…))"
         )
 
     def _check_fits(self, logits: Tensor, obs: Any) -> None:
-        """Raise if the agent's actions are not one choice among its logits; looks once."""
+        """Raise if the agent's actions are not one choice among its logits; checked once."""
         if self._fits:
             return
-        with torch.random.fork_rng(devices=[]):  # the learner's random numbers stay as they are
+        with torch.random.fork_rng(devices=[]):  # leave the learner's random numbers alone
             action = self.agent.get_action_and_value(obs)[0]
         if action.shape != logits.shape[:-1]:
             raise ConfigError(
                 f"{type(self.agent).__name__} chooses actions of shape {tuple(action.shape)} by "
-                f"logits of shape {tuple(logits.shape)}, which is not one choice each; say how its "
-                "distribution is made: CleanRL(agent, distribution=lambda agent, obs: …), or for "
+                f"logits of shape {tuple(logits.shape)}, which is not one choice each; define its "
+                "distribution: CleanRL(agent, distribution=lambda agent, obs: …), or for "
                 "MultiDiscrete keep agent.nvec"
             )
         self._fits = True
 
 
 class PaperAgent(Policy):
-    """A module with ``.actor`` whose call returns action, log-probability, entropy and value."""
+    """A module with ``.actor`` that returns action, log-probability, entropy and value."""
 
     def __init__(self, agent: nn.Module) -> None:
         super().__init__()
@@ -271,7 +271,7 @@ class PaperAgent(Policy):
 
 
 class Random(Policy):
-    """Actions at random, as ``action_space.sample()`` draws them; it has no weights."""
+    """Random actions, as from ``action_space.sample()``; it has no weights."""
 
     def __init__(self, action_space: gym.Space[Any], seed: int | None = None) -> None:
         super().__init__()
@@ -284,7 +284,7 @@ class Random(Policy):
             seed = check_whole("seed", seed, "Random(env.action_space, seed=1)")
         self.action_space = action_space
         self._seed = seed
-        self._spaces: dict[int, gym.Space[Any]] = {}  # of so many environments at once
+        self._spaces: dict[int, gym.Space[Any]] = {}  # by the number of environments
 
     def act(self, obs: Any, context: Context) -> Decision:
         if context.mask is not None:
@@ -292,14 +292,14 @@ class Random(Policy):
         n = len(context.envs)
         if n not in self._spaces:
             self._spaces[n] = batch_space(self.action_space, n)
-            # Every shard has a copy; with the space's own seed all copies would draw the same.
+            # Every shard has a copy; with the same seed all copies would draw the same.
             first = int(context.envs[0])
             drawn = int(torch.randint(2**31, ())) if self._seed is None else self._seed + first
             self._spaces[n].seed(drawn)
         return Decision(torch.as_tensor(self._spaces[n].sample()))
 
     def _allowed(self, mask: Tensor) -> Tensor:
-        """Draw from what a mask allows: one choice, or one of each part."""
+        """Draw from the allowed actions: one choice, or one of each part."""
         space: Any = self.action_space
         if isinstance(space, spaces.Discrete):
             return mask.multinomial(1).squeeze(-1) + int(space.start)

@@ -1,4 +1,4 @@
-"""What a policy is to a shard: something that acts, and that has a distribution to compare."""
+"""The policy protocol: acting on a worker, and a distribution to compare versions by."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ __all__ = ["Context", "Decision", "Policy"]
 
 @dataclass(frozen=True)
 class Context:
-    """What a policy may know besides the observations; each tensor has a row per environment."""
+    """A policy's inputs besides the observations; each tensor has a row per environment."""
 
     envs: Tensor
     """Global env indices."""
     scalars: Mapping[str, float] = field(default_factory=dict)
-    """What was published last under each name, such as ``epsilon``."""
+    """The newest published value under each name, such as ``epsilon``."""
     state: Mapping[str, Tensor] = field(default_factory=dict)
     """Recurrent state; empty for a policy that has none."""
     mask: Tensor | None = None
-    """Which actions are allowed; ``None`` if the environments do not say."""
+    """Which actions are allowed; ``None`` if the environments have no masks."""
 
 
 class Decision(NamedTuple):
-    """What a policy decided: a row per environment in everything."""
+    """A policy's answer; each tensor has a row per environment."""
 
     action: Tensor
     extras: Mapping[str, Tensor] = {}
@@ -41,11 +41,11 @@ class Decision(NamedTuple):
 
 
 class Policy(nn.Module):
-    """Base of all policies.
+    """Base class of all policies.
 
     The class travels to the workers once; afterwards only its ``state_dict`` does, buffers
     included, and only when a worker pulls. ``act`` runs on the workers under
-    ``torch.inference_mode``; ``distribution`` runs at the head, to find out how far two versions
+    ``torch.inference_mode``; ``distribution`` runs at the head, to compute how far two versions
     have diverged.
 
     Examples
@@ -77,7 +77,7 @@ class Policy(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} does not define act(obs, context)")
 
     def distribution(self, obs: Any, context: Context) -> Distribution:
-        """Return the distribution of actions, whose divergence decides about pulls."""
+        """Return the distribution of actions, from which divergences are computed."""
         raise NotImplementedError(
             f"{type(self).__name__} does not define distribution(obs, context)"
         )
@@ -85,9 +85,9 @@ class Policy(nn.Module):
     def annotate(self, fragment: Fragment) -> Mapping[str, Column]:
         """Compute further columns from a whole fragment, on the worker that made it.
 
-        Called once per finished fragment, and only if a policy defines it. What it returns,
-        a row for each of the fragment's rows, becomes columns of the batch. Initial
-        priorities of a replay store are made here.
+        Called once per finished fragment, and only if a policy defines it. The arrays that it
+        returns, a row for each of the fragment's rows, become columns of the batch: for example
+        the initial priorities of a replay store.
 
         Parameters
         ----------
@@ -104,7 +104,7 @@ class Policy(nn.Module):
 
 
 def masked(logits: Tensor, mask: Tensor | None) -> Tensor:
-    """Give forbidden actions no probability at all."""
+    """Set the logits of forbidden actions to ``-inf``."""
     if mask is None:
         return logits
     return logits.masked_fill(~mask.to(torch.bool), float("-inf"))

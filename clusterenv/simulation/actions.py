@@ -1,4 +1,4 @@
-"""What actions a policy may choose: those in the space, and allowed by masks."""
+"""Checks that a policy's actions are in the action space and allowed by the masks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from clusterenv.data.spaces import Column, Layout
-from clusterenv.simulation.policy_faults import PolicyFault, Where, as_array
+from clusterenv.simulation.policy_faults import Location, PolicyFault, as_array
 
 __all__ = ["ActionCheck"]
 
@@ -18,7 +18,7 @@ _UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 
 
 class ActionCheck:
-    """Turns a policy's actions into what the engine takes, or says what is wrong with them."""
+    """Converts a policy's actions for the engine, or raises :class:`PolicyFault`."""
 
     def __init__(self, space: spaces.Space[Any], n: int) -> None:
         self._space = space
@@ -46,11 +46,11 @@ class ActionCheck:
 
     @property
     def is_complete(self) -> bool:
-        """Whether what passes is in the space for certain."""
+        """Whether every action that passes is in the space."""
         return self._low is not None
 
-    def check_mask(self, mask: Tensor, where: Where) -> None:
-        """Raise unless a mask fits the space and allows something everywhere.
+    def check_mask(self, mask: Tensor, location: Location) -> None:
+        """Raise unless a mask fits the space and allows every environment at least one action.
 
         Parameters
         ----------
@@ -67,48 +67,49 @@ class ActionCheck:
             some = part.any(1)
             if not some.all():
                 row = int(some.to(torch.uint8).argmin())
-                raise PolicyFault(f"the action mask allows nothing to {where.env(row)}")
+                raise PolicyFault(f"the action mask allows no action to {location.env(row)}")
 
-    def __call__(self, action: Any, mask: Tensor | None, where: Where) -> Column:
+    def __call__(self, action: Any, mask: Tensor | None, location: Location) -> Column:
         """Return the actions as an array."""
         if not isinstance(action, Tensor):
             raise PolicyFault(
-                f"act() must return a tensor of actions, got a {type(action).__name__} on {where}"
+                "act() must return a tensor of actions, got a "
+                f"{type(action).__name__} on {location}"
             )
-        array = as_array(action, "action", where)
+        array = as_array(action, "action", location)
         if array.shape != self._shape:
             raise PolicyFault(
-                f"the policy's actions on {where} have shape {array.shape}, expected "
+                f"the policy's actions on {location} have shape {array.shape}, expected "
                 f"{self._shape}: one of {self._space} for each environment"
             )
         if array.dtype.kind not in self._takes:
             needs = "real numbers" if self._dtype.kind == "f" else "integers"
             raise PolicyFault(
-                f"the policy's actions on {where} are of dtype {array.dtype}, "
+                f"the policy's actions on {location} are of dtype {array.dtype}, "
                 f"but {self._space} needs {needs}"
             )
-        if self._dtype.kind == "f":
-            array = array.astype(self._dtype, copy=False)
+        if self._dtype.kind == "f" and array.dtype != self._dtype:
+            array = array.astype(self._dtype)
         if self._low is not None and not self._within(array):
             right = (array >= self._low) & (array <= self._high)
             row = int(np.argwhere(~right)[0][0])
             raise PolicyFault(
-                f"the policy chose {array[row]} for {where.env(row)}, outside {self._space}"
+                f"the policy chose {array[row]} for {location.env(row)}, outside {self._space}"
             )
-        # Only now: a large integer may become a small one.
-        array = array.astype(self._dtype, copy=False)
+        if array.dtype != self._dtype:  # after the check: casting may wrap a large integer
+            array = array.astype(self._dtype)
         if mask is not None:
             allowed = self._allowed(array, mask)
             if not allowed.all():
                 row = int(np.flatnonzero(~allowed)[0])
                 raise PolicyFault(
-                    f"the policy chose action {array[row]} for {where.env(row)}, which its mask "
+                    f"the policy chose action {array[row]} for {location.env(row)}, which its mask "
                     "forbids"
                 )
         return array
 
     def _allowed(self, array: Column, mask: Tensor) -> Column:
-        """Return whose mask allows all of its action."""
+        """Return for each environment whether its mask allows its whole action."""
         firsts = np.cumsum([0, *self._parts[:-1]])
         chosen = (array - self._start).reshape(len(array), -1) + firsts
         allowed: Column = mask.gather(1, torch.from_numpy(chosen.astype(np.int64))).all(1).numpy()
@@ -117,7 +118,7 @@ class ActionCheck:
     def _within(self, array: Column) -> bool:
         size = array.dtype.itemsize
         if self._choices and size >= self._dtype.itemsize:
-            # As unsigned numbers, all that is below the start is far above the end.
+            # As unsigned numbers, those below the start are far above the end.
             shifted = array - self._start if self._start else array
             unsigned = shifted.view(_UNSIGNED[size])
             return bool(unsigned.item(unsigned.argmax()) < self._choices)  # faster than max()

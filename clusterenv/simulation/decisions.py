@@ -1,4 +1,4 @@
-"""Requests a policy: whether what it decided can be used, besides the actions themselves."""
+"""Checks what a policy returns besides actions: extras, recurrent state and annotations."""
 
 from __future__ import annotations
 
@@ -11,124 +11,149 @@ from torch import Tensor
 
 from clusterenv.data.fragment import Fragment
 from clusterenv.data.spaces import Column
-from clusterenv.policies.base import Context, Decision, Policy
-from clusterenv.simulation.blocks import TAKEN
-from clusterenv.simulation.policy_faults import PolicyFault, Where, as_array
-from clusterenv.simulation.recurrent_state import check_state
+from clusterenv.policies.base import Policy
+from clusterenv.simulation.policy_faults import Location, PolicyFault, as_array
 
-__all__ = ["ExtrasCheck", "annotate", "ask", "check_log_prob"]
+__all__ = [
+    "RESERVED_COLUMNS",
+    "ExtrasCheck",
+    "annotate",
+    "check_log_prob",
+    "check_state",
+    "initial_state",
+]
 
-_PREFIXES = ("obs.", "next_obs.", "state.")
+RESERVED_COLUMNS = {
+    *("obs", "next_obs", "action", "action_mask", "reward", "terminated", "truncated"),
+    *("env", "episode", "step", "version", "run", "shard", "incarnation"),
+}
+"""Columns of every row, of which a policy's extras and annotations cannot have the names."""
+_RESERVED_PREFIXES = ("obs.", "next_obs.", "state.")
 
-
-def ask(policy: Policy, obs: Any, context: Context, where: Where) -> Decision:
-    """Return what a policy decides.
-
-    Raises
-    ------
-    PolicyFault
-        If it raises, or returns anything but a ``Decision``.
-    """
-    try:
-        decision = policy.act(obs, context)
-    except (Exception, SystemExit) as error:
-        raise PolicyFault(
-            f"the policy raised {type(error).__name__} on {where}: {error}"
-        ) from error
-    if not isinstance(decision, Decision):
-        raise PolicyFault(
-            f"{type(policy).__name__}.act() returned a {type(decision).__name__} on {where}: it "
-            "must return clusterenv.policies.Decision(action, {'log_prob': …})"
-        )
-    check_state(decision.state, context.state, where)
-    return decision
+Kind = tuple[Any, tuple[int, ...]]
+"""Dtype and shape."""
 
 
 class ExtrasCheck:
-    """Turns a policy's extras into columns, the same ones at every step.
+    """Converts a policy's extras to columns, which must be the same at every step.
 
     Parameters
     ----------
     n
-        Environments.
-    taken
-        Names that are not the policy's.
+        Number of environments.
+    reserved
+        Names that extras cannot have.
     """
 
-    def __init__(self, n: int, taken: Collection[str]) -> None:
+    def __init__(self, n: int, reserved: Collection[str]) -> None:
         self._n = n
-        self._taken = taken
-        self._kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] | None = None
+        self._reserved = reserved
+        self._kinds: dict[str, Kind] | None = None
 
-    def __call__(self, extras: Mapping[str, Tensor], where: Where) -> dict[str, Column]:
+    def __call__(self, extras: Mapping[str, Tensor], location: Location) -> dict[str, Column]:
         """Return the columns.
 
         Raises
         ------
         PolicyFault
-            If one is no tensor with a row for each environment, has a name that is taken, or is
-            not as at the first step.
+            If one is not a tensor with a row for each environment, has a reserved name, or
+            differs in dtype or shape from the first step.
         """
         if type(extras) is not dict and not isinstance(extras, Mapping):
             raise PolicyFault(
-                f"the policy's extras on {where} are a {type(extras).__name__}; expected tensors "
-                "by name: Decision(action, {'log_prob': …})"
+                f"the policy's extras on {location} are a {type(extras).__name__}; expected "
+                "tensors by name: Decision(action, {'log_prob': …})"
             )
         columns = {}
         known = self._kinds or {}
-        alike = len(known) == len(extras)
+        same = len(known) == len(extras)
         for name, tensor in extras.items():
             if not isinstance(tensor, Tensor):
                 raise PolicyFault(
-                    f"the policy's {name!r} on {where} is a {type(tensor).__name__}; expected a "
-                    f"tensor with a row for each of the {self._n} environments"
+                    f"the policy's {name!r} on {location} is a {type(tensor).__name__}; expected "
+                    f"a tensor with a row for each of the {self._n} environments"
                 )
-            column = columns[name] = as_array(tensor, name, where)
-            alike = alike and known.get(name) == (column.dtype, column.shape)
-        if not alike or self._kinds is None:
+            column = columns[name] = as_array(tensor, name, location)
+            same = same and known.get(name) == (column.dtype, column.shape)
+        if not same or self._kinds is None:
             kinds = {name: (column.dtype, column.shape) for name, column in columns.items()}
-            self._settle(kinds, where)
+            self._check_kinds(kinds, location)
+            self._kinds = kinds
         return columns
 
-    def _settle(
-        self, kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]], where: Where
-    ) -> None:
+    def _check_kinds(self, kinds: dict[str, Kind], location: Location) -> None:
         for name, (_, shape) in kinds.items():
-            if name in self._taken or name.startswith(_PREFIXES):
+            if name in self._reserved or name.startswith(_RESERVED_PREFIXES):
                 raise PolicyFault(
-                    f"the policy's extra {name!r} has the name of a column that is there already; "
+                    f"the policy's extra {name!r} has the name of a column that exists already; "
                     "call it something else"
                 )
             if shape[:1] != (self._n,):
                 raise PolicyFault(
-                    f"the policy's {name!r} on {where} has shape {shape}; expected a row for each "
-                    f"of the {self._n} environments"
+                    f"the policy's {name!r} on {location} has shape {shape}; expected a row for "
+                    f"each of the {self._n} environments"
                 )
         if self._kinds is not None:
             name = next(k for k in {**self._kinds, **kinds} if self._kinds.get(k) != kinds.get(k))
             raise PolicyFault(
-                f"the policy's extra {name!r} was {_say(self._kinds.get(name))} and is now, on "
-                f"{where}, {_say(kinds.get(name))}; it must be the same at every step"
+                f"the policy's extra {name!r} was {_shown_kind(self._kinds.get(name))} and is "
+                f"now, on {location}, {_shown_kind(kinds.get(name))}; it must be the same at "
+                "every step"
             )
-        self._kinds = kinds
 
 
-def _say(kind: tuple[np.dtype[Any], tuple[int, ...]] | None) -> str:
-    return "missing" if kind is None else f"{kind[0]} of shape {kind[1]}"
-
-
-def check_log_prob(values: Column | None, where: Callable[[int], str]) -> None:
-    """Raise if a log-probability is not finite; ``where`` names the place of a row."""
-    # The sum of finite numbers is finite, and found in half the time; else one looks again.
-    if values is None or math.isfinite(np.add.reduce(values, axis=None)):
+def check_log_prob(values: Column, env_at: Callable[[int], str]) -> None:
+    """Raise if a log-probability is not finite; ``env_at`` names the environment of a row."""
+    # A finite sum means finite values, and takes half the time; otherwise look at each.
+    if math.isfinite(np.add.reduce(values, axis=None)):
         return
     if not np.isfinite(values).all():
         bad = int(np.argwhere(~np.isfinite(values))[0][0])
-        raise PolicyFault(f"the policy's log_prob is {values[bad]} for {where(bad)}")
+        raise PolicyFault(f"the policy's log_prob is {values[bad]} for {env_at(bad)}")
+
+
+def initial_state(policy: Policy, n: int) -> dict[str, Tensor]:
+    """Return the recurrent state of ``n`` environments at the start of an episode.
+
+    Raises
+    ------
+    PolicyFault
+        If the policy raises, or its state does not have a row for each environment.
+    """
+    try:
+        state = policy.initial_state(n)
+    except (Exception, SystemExit) as error:
+        raise PolicyFault(
+            f"the policy raised {type(error).__name__} in initial_state({n}): {error}"
+        ) from error
+    kinds = _state_kinds(state)
+    if kinds is None or any(shape[:1] != (n,) for _, shape in kinds.values()):
+        raise PolicyFault(
+            f"initial_state({n}) returned {_shown_state(state)}; expected tensors by name, each "
+            f"with a row for each of the {n} environments: {{'h': torch.zeros({n}, 64)}}"
+        )
+    # A copy, since rows are overwritten later: the policy may return a parameter or a view.
+    return {name: tensor.detach().clone() for name, tensor in state.items()}
+
+
+def check_state(state: Any, before: Mapping[str, Tensor], location: Location) -> None:
+    """Raise unless a state is empty, or has the names, dtypes and shapes of the one before."""
+    kinds = _state_kinds(state)
+    if kinds != {} and (kinds is None or kinds != _state_kinds(before)):
+        raise PolicyFault(
+            f"the policy's state after act() on {location} is {_shown_state(state)}; it was "
+            f"{_shown_state(before)} before, and must stay as initial_state() returns it"
+        )
 
 
 def annotate(fragment: Fragment, policy: Policy) -> None:
-    """Add the columns that a policy computes from a whole fragment."""
+    """Add the columns that a policy computes from a whole fragment.
+
+    Raises
+    ------
+    PolicyFault
+        If the policy raises, or a column is not one number per row or has a reserved name.
+    """
     rows = len(fragment.columns["reward"])
     try:
         given = {name: np.asarray(values) for name, values in policy.annotate(fragment).items()}
@@ -139,10 +164,11 @@ def annotate(fragment: Fragment, policy: Policy) -> None:
             f"{envs.min()}–{envs.max()}: {error}"
         ) from error
     for name, column in given.items():
-        if name in fragment.columns or name in TAKEN or name.startswith(_PREFIXES):
+        reserved = name in RESERVED_COLUMNS or name.startswith(_RESERVED_PREFIXES)
+        if reserved or name in fragment.columns:
             raise PolicyFault(
-                f"annotate() returned {name!r}, which is the name of a column that is there "
-                f"already, or comes later; the fragment has {', '.join(fragment.columns)}"
+                f"annotate() returned {name!r}, which is the name of a column that exists "
+                f"already or is added later; the fragment has {', '.join(fragment.columns)}"
             )
         if column.shape[:1] != (rows,) or column.dtype.kind not in "biuf":
             raise PolicyFault(
@@ -150,3 +176,26 @@ def annotate(fragment: Fragment, policy: Policy) -> None:
                 f"expected numbers, a row for each of the fragment's {rows} rows"
             )
         fragment.columns[name] = column
+
+
+def _state_kinds(state: Any) -> dict[str, Kind] | None:
+    """Return dtypes and shapes by name; ``None`` if the state is not a mapping to tensors."""
+    if isinstance(state, Mapping) and all(isinstance(t, Tensor) for t in state.values()):
+        return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in state.items()}
+    return None
+
+
+def _shown_kind(kind: Kind | None) -> str:
+    return "missing" if kind is None else f"{kind[0]} of shape {kind[1]}"
+
+
+def _shown_state(state: Any) -> str:
+    if not isinstance(state, Mapping):
+        return f"a {type(state).__name__}"
+    shown = (
+        f"{name!r}: {value.dtype} of shape {tuple(value.shape)}"
+        if isinstance(value, Tensor)
+        else f"{name!r}: a {type(value).__name__}"
+        for name, value in state.items()
+    )
+    return f"{{{', '.join(shown)}}}"

@@ -1,4 +1,4 @@
-"""What happens to an environment that raises or breaks its own space."""
+"""The rule for environments that raise or return something outside their space."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["EnvFaults"]
 
 @dataclass(frozen=True)
 class EnvFaults:
-    """What becomes of an environment that raises or breaks its own space.
+    """How often an environment that raises or leaves its own space is rebuilt.
 
     Parameters
     ----------

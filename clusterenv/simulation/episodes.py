@@ -1,71 +1,67 @@
-"""Bookkeeping of steps, for all environments at once: episodes, returns, tracks.
+"""Episode numbers, step numbers, returns and lengths, computed for whole fragments at once.
 
-A track is a sequence of consecutive real steps of one environment. Books are kept track by
-track, so arrays here are flat and track-major: all steps of the first track, then of the next.
+A track is a sequence of consecutive real steps of one environment. Flat arrays here are
+track-major: all steps of the first track, then of the next.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Book", "Ledger", "choose_tracks", "live_steps", "steps_until_enough"]
+__all__ = ["EpisodeTracker", "TrackedSteps", "choose_tracks", "live_steps", "steps_until_enough"]
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
 
-class Book(NamedTuple):
-    """What the steps of some tracks were, and the episodes that ended in them."""
+class TrackedSteps(NamedTuple):
+    """Step and episode numbers of some tracks, and the episodes that ended in them."""
 
     step: npt.NDArray[np.int32]
-    """In the episode, from 0."""
+    """Within the episode, from 0."""
     episode: npt.NDArray[np.int32]
     returns: list[float]
     lengths: list[int]
 
 
-@dataclass
-class Ledger:
-    """Where every environment stands: its episode, the steps taken and the reward so far."""
+class EpisodeTracker:
+    """The current episode of each of ``n`` environments: its number, length and return so far."""
 
-    step: Ints
-    episode: Ints
-    total: npt.NDArray[np.float64]
-
-    @classmethod
-    def begin(cls, n: int) -> Ledger:
-        """Return the ledger of ``n`` environments before their first step."""
-        return cls(np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n))
+    def __init__(self, n: int) -> None:
+        self.step: Ints = np.zeros(n, np.int64)
+        self.episode: Ints = np.zeros(n, np.int64)
+        self.total: npt.NDArray[np.float64] = np.zeros(n)
 
     def cut(self, env: int) -> None:
-        """End the episode of one environment, if it has had a step, without a return."""
+        """End the episode of one environment, if it has any steps, without a return."""
         if self.step[env]:
             self.step[env], self.total[env] = 0, 0.0
             self.episode[env] += 1
 
-    def post(self, envs: Ints, counts: Ints, reward: npt.NDArray[Any], ended: Bools) -> Book:
-        """Enter tracks.
+    def advance(
+        self, envs: Ints, counts: Ints, reward: npt.NDArray[Any], ended: Bools
+    ) -> TrackedSteps:
+        """Continue the episodes with the steps of some tracks.
 
         Parameters
         ----------
         envs
-            The environment of each track, in rising order; tracks of the same environment
-            follow each other in time.
+            The environment of each track, in ascending order; tracks of the same environment
+            are in the order of time.
         counts
             Steps of each track, at least one.
         reward, ended
-            Of each step, track-major.
+            For each step, track-major.
         """
         rows = len(ended)
         if not rows:
-            return Book(np.empty(0, np.int32), np.empty(0, np.int32), [], [])
+            return TrackedSteps(np.empty(0, np.int32), np.empty(0, np.int32), [], [])
         heads = np.flatnonzero(np.diff(envs, prepend=-1))  # the first track of each environment
-        # A run is a piece of an episode: it begins where an environment's steps begin, going on
-        # with the episode that was open, or after an end.
+        # A run is a piece of an episode. It starts with an environment's first step here, where
+        # it continues the open episode, or after an end.
         begins = np.zeros(rows, np.bool_)
         begins[(np.cumsum(counts) - counts)[heads]] = True
         after = begins.copy()
@@ -84,7 +80,7 @@ class Ledger:
         taken = opening + lengths
         numbers = np.arange(rows, dtype=np.int32)
         numbers -= np.repeat((starts - opening).astype(np.int32), lengths)
-        book = Book(
+        tracked = TrackedSteps(
             numbers,
             np.repeat(episode.astype(np.int32), lengths),
             gained[closed].tolist(),
@@ -95,38 +91,41 @@ class Ledger:
         self.step[env] = np.where(over, 0, taken[last])
         self.total[env] = np.where(over, 0.0, gained[last])
         self.episode[env] = episode[last] + over
-        return book
+        return tracked
 
-    def post_block(self, envs: Ints, reward: npt.NDArray[Any], ended: Bools) -> Book:
-        """Enter tracks of equal length: all arrays, also those returned, are ``[time, track]``."""
+    def advance_block(self, envs: Ints, reward: npt.NDArray[Any], ended: Bools) -> TrackedSteps:
+        """As :meth:`advance` for tracks of equal length, in ``[time, track]`` arrays.
+
+        The step and episode numbers are flat and time-major, as in a fragment.
+        """
         horizon, n = ended.shape
         counts = np.full(n, horizon)
-        book = self.post(envs, counts, reward.T.reshape(-1), ended.T.reshape(-1))
-        return book._replace(
-            step=np.ascontiguousarray(book.step.reshape(n, horizon).T),
-            episode=np.ascontiguousarray(book.episode.reshape(n, horizon).T),
+        tracked = self.advance(envs, counts, reward.T.reshape(-1), ended.T.reshape(-1))
+        return tracked._replace(
+            step=tracked.step.reshape(n, horizon).T.reshape(-1),
+            episode=tracked.episode.reshape(n, horizon).T.reshape(-1),
         )
 
 
 def live_steps(over: Bools, dead: Bools) -> Bools:
-    """Return which steps are real: the step after an end only resets.
+    """Return which steps are real; the step after the end of an episode only resets.
 
     Parameters
     ----------
     over
-        Whether a step said that an episode is over, ``[time, env]``.
+        Whether a step returned the end of an episode, ``[time, env]``.
     dead
-        Whether the first of the steps only resets.
+        For each environment, whether its first step only resets.
     """
     resets = np.concatenate([dead[None], over[:-1]])
-    if (over & resets).any():  # an engine that repeats the end in the step that resets
+    if (over & resets).any():  # an engine that reports the end again with the reset
         for t in range(1, len(over)):
             resets[t] = over[t - 1] & ~resets[t - 1]
     return ~resets
 
 
 def steps_until_enough(waiting: Ints, horizon: int, all_envs: bool) -> int:
-    """Return how many steps at least it takes until a fragment can be full.
+    """Return the least number of steps after which a fragment can be full.
 
     Parameters
     ----------
@@ -135,8 +134,8 @@ def steps_until_enough(waiting: Ints, horizon: int, all_envs: bool) -> int:
     horizon
         Rows of a track.
     all_envs
-        Whether every environment must give a track; otherwise as many tracks as there are
-        environments are enough, whoever gives them.
+        Whether every environment must contribute a track; otherwise as many tracks as there are
+        environments are enough.
     """
     if all_envs:
         return max(0, horizon - int(waiting.min()))
@@ -148,10 +147,10 @@ def steps_until_enough(waiting: Ints, horizon: int, all_envs: bool) -> int:
 
 
 def choose_tracks(waiting: Bools, horizon: int) -> tuple[Ints, Ints]:
-    """Choose as many tracks as there are environments: those that began first.
+    """Choose as many tracks as there are environments: those that start first.
 
-    An environment with few resets gives more tracks than one with many, so no environment
-    runs ahead of the others and nothing has to be thrown away.
+    An environment with few resets contributes more tracks than one with many, so that no rows
+    have to be dropped.
 
     Parameters
     ----------
@@ -173,7 +172,7 @@ def choose_tracks(waiting: Bools, horizon: int) -> tuple[Ints, Ints]:
     number = np.arange(len(env)) - np.repeat(np.cumsum(whole) - whole, whole)
     first = (np.cumsum(counts) - counts)[env] + number * horizon
     began = at[first] - env * window
-    # Of two that began at the same time, the one that is its environment's first.
+    # Of two that start at the same time, the one that is its environment's first.
     order = began * (int(whole.max()) + 1) + number
     chosen = np.sort(np.argsort(order, kind="stable")[:n])
     env, first = env[chosen], first[chosen]

@@ -1,4 +1,4 @@
-"""Action masks: which actions environments allow."""
+"""Action masks from the infos of environments."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from torch import Tensor
 from clusterenv.data.spaces import Column
 from clusterenv.simulation.policy_faults import PolicyFault
 
-__all__ = ["InfoMask", "opened"]
+__all__ = ["InfoMask", "allow_if_finished"]
 
 
 class InfoMask:
-    """The action masks that environments gave in their infos, the newest of each."""
+    """The newest action mask from the infos of each environment."""
 
     def __init__(self, n: int) -> None:
         self._n = n
         self._value: Column | None = None
         self._fault = ""
         self.settled = False
-        """Whether none may come any more, if none has come: rows have the same columns always."""
+        """Whether a first mask is refused from now on, so that all rows have the same columns."""
 
     @property
     def value(self) -> Column | None:
-        """Booleans, a row for each environment; ``None`` until one has given a mask.
+        """Booleans, a row for each environment; ``None`` before the first mask.
 
         Raises
         ------
         PolicyFault
-            If what an environment gave cannot be understood: a mask must not be passed over.
+            If an environment gave a mask that cannot be read.
         """
         if self._fault:
             raise PolicyFault(self._fault)
         return self._value
 
-    def note(
+    def update(
         self,
         infos: Any,
         rows: Sequence[int] | None = None,
         began: npt.NDArray[np.bool_] | None = None,
     ) -> None:
-        """Remember the masks in an engine's infos, which are of ``rows`` or of all.
+        """Take over the masks in an engine's infos, which are those of ``rows`` or of all.
 
         Parameters
         ----------
         began
-            Environments that begin an episode: what they gave in the last one is forgotten.
+            Environments that begin an episode: their masks of the last episode are dropped.
         """
         if self._value is not None and began is not None:
             self._value[began] = True
@@ -65,22 +65,22 @@ class InfoMask:
         mask = _as_mask(values)
         if mask is None or (self._value is not None and mask.shape[1:] != self._value.shape[1:]):
             self._fault = (
-                f"info['action_mask'] cannot be read as a mask: {values!r:.200}. It is an array of "
-                "zeros and ones, as long for every environment as there are actions"
+                f"info['action_mask'] cannot be read as a mask: {values!r:.200}. It must be an "
+                "array of zeros and ones, with one entry per action for every environment"
             )
             return
         if self._value is None and self.settled:
             self._fault = (
-                "info['action_mask'] came with a step and with no reset before it; environments "
-                "that give masks give the first with reset(), so that all rows have the column"
+                "info['action_mask'] came with a step and with no reset before it; return the "
+                "first mask with reset(), so that all rows have the column"
             )
-        if self._value is None:  # an environment that says nothing forbids nothing
+        if self._value is None:  # environments without a mask allow every action
             self._value = np.ones((self._n, *mask.shape[1:]), np.bool_)
         self._value[at if rows is None else np.asarray(rows)[at]] = mask
 
 
 def _as_mask(values: Any) -> Column | None:
-    """Return masks as an array with a row for each, or ``None`` if they are none."""
+    """Return masks as an array with a row for each, or ``None`` if that is not possible."""
     try:
         array = values if isinstance(values, np.ndarray) else np.stack([*map(np.asarray, values)])
     except (ValueError, TypeError):  # some are longer than others
@@ -88,24 +88,25 @@ def _as_mask(values: Any) -> Column | None:
     return array if array.ndim > 1 and array.dtype.kind in "biuf" else None
 
 
-def opened(mask: Tensor, over: npt.NDArray[np.bool_]) -> Tensor:
-    """Allow everything where nothing is allowed because the episode is over.
+def allow_if_finished(mask: Tensor, finished: npt.NDArray[np.bool_]) -> Tensor:
+    """Allow every action to an environment whose final observation allows none.
 
-    The next step only resets such an environment, so that its action does not count; but a
-    policy cannot choose from nothing.
+    The next step only resets such an environment and ignores its action, but a policy cannot
+    sample from an empty set.
 
     Parameters
     ----------
     mask
-        Of booleans, a row for each environment.
-    over
-        Which episodes are over.
+        Booleans, a row for each environment.
+    finished
+        Whose episode is over.
 
     Examples
     --------
-    >>> opened(torch.tensor([[False, False], [False, True]]), np.array([True, True])).tolist()
+    >>> mask = torch.tensor([[False, False], [False, True]])
+    >>> allow_if_finished(mask, np.array([True, True])).tolist()
     [[True, True], [False, True]]
     """
-    if not over.any():
+    if not finished.any():
         return mask
-    return mask | (torch.from_numpy(over)[:, None] & ~mask.any(-1, keepdim=True))
+    return mask | (torch.from_numpy(finished)[:, None] & ~mask.any(-1, keepdim=True))

@@ -1,4 +1,4 @@
-"""What a policy does wrong, and where."""
+"""The error for an unusable answer of a policy, and the place in the run that it names."""
 
 from __future__ import annotations
 
@@ -8,18 +8,15 @@ from torch import Tensor
 
 from clusterenv.data.spaces import Column
 
-__all__ = ["PolicyFault", "StepOf", "Where", "as_array"]
-
-StepOf = Callable[[int, int], str]
-"""Says which step of its episode an environment is at, given its row and the time row."""
+__all__ = ["Location", "PolicyFault", "as_array"]
 
 
 class PolicyFault(Exception):
-    """A policy returned something that cannot be used; the message says what and where."""
+    """A policy raised, or returned something unusable; the message says what and where."""
 
 
-class Where:
-    """Where a policy acts; put into words only if something is wrong, as it changes every step.
+class Location:
+    """Environments and step that a policy acts at; formatted only for an error message.
 
     Parameters
     ----------
@@ -28,43 +25,43 @@ class Where:
 
     Examples
     --------
-    >>> where = Where(range(8, 12))
-    >>> where.steps = 5
-    >>> str(where), where.env(3)
+    >>> location = Location(range(8, 12))
+    >>> location.steps = 5
+    >>> str(location), location.env(3)
     ('environments 8–11 at step 5 of the shard', 'environment 11 at step 5 of the shard')
     """
 
     def __init__(self, envs: Sequence[int]) -> None:
         self._envs = envs
         self.steps = 0
-        """That the shard has made."""
-        self.t = 0
-        """The time row of a fragment, for :attr:`step_of`."""
-        self.step_of: StepOf | None = None
-        """Knows the steps of episodes, if somebody does."""
+        """Steps that the shard has made."""
+        self.episode_step: Callable[[int], int] | None = None
+        """Returns an environment's step within its episode, given its row, if that is known."""
 
     def __str__(self) -> str:
         return f"environments {self._envs[0]}–{self._envs[-1]} at step {self.steps} of the shard"
 
     def env(self, row: int) -> str:
-        """Name one environment, and its step."""
-        step = self.step_of(row, self.t) if self.step_of else f"{self.steps} of the shard"
+        """Name one environment and its step."""
+        step = f"{self.steps} of the shard"
+        if self.episode_step is not None:
+            step = f"{self.episode_step(row)} of its episode"
         return f"environment {self._envs[row]} at step {step}"
 
 
-def as_array(tensor: Tensor, name: str, where: Where) -> Column:
-    """Return a policy's tensor as an array; ``name`` says which it is.
+def as_array(tensor: Tensor, name: str, location: Location) -> Column:
+    """Return the policy's tensor called ``name`` as an array.
 
     Raises
     ------
     PolicyFault
-        If NumPy has no form of it.
+        If it cannot be converted.
     """
     try:
         array: Column = tensor.numpy()
-    except (TypeError, RuntimeError) as error:  # bfloat16, other devices, sparse ones
+    except (TypeError, RuntimeError) as error:  # bfloat16, other devices, sparse tensors
         raise PolicyFault(
-            f"the policy's {name!r} on {where} is {tensor.dtype} on {tensor.device}, of which "
-            f"there is no array ({error}); return it as .float().cpu(), or .long().cpu()"
+            f"the policy's {name!r} on {location} is {tensor.dtype} on {tensor.device}, which "
+            f"NumPy cannot represent ({error}); return it as .float().cpu(), or .long().cpu()"
         ) from error
     return array

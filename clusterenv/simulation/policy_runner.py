@@ -1,10 +1,9 @@
-"""Asks the policy for actions, checks its answer, and writes it into columns."""
+"""Runs a policy on a group of environments, for ``ClusterEnv.step(policy)`` and the env loop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import replace
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,213 +12,210 @@ import torch
 from torch import Tensor
 
 from clusterenv.data.spaces import Column, Layout
-from clusterenv.policies.base import Context, Policy
+from clusterenv.policies.base import Context, Decision, Policy
 from clusterenv.simulation.actions import ActionCheck
-from clusterenv.simulation.blocks import TAKEN, Block, room
-from clusterenv.simulation.decisions import ExtrasCheck, ask, check_log_prob
-from clusterenv.simulation.engines import EnvDescription
-from clusterenv.simulation.masks import InfoMask, opened
-from clusterenv.simulation.policy_faults import PolicyFault, StepOf, Where
-from clusterenv.simulation.recurrent_state import initial_state
+from clusterenv.simulation.decisions import (
+    RESERVED_COLUMNS,
+    ExtrasCheck,
+    check_log_prob,
+    check_state,
+    initial_state,
+)
+from clusterenv.simulation.engines.base import EnvDescription
+from clusterenv.simulation.masks import allow_if_finished
+from clusterenv.simulation.policy_faults import Location, PolicyFault
 
-__all__ = ["Acting", "Interrupted", "PolicyRunner"]
+__all__ = ["Acting", "PolicyRunner"]
+
+Bools = npt.NDArray[np.bool_]
 
 
 class Acting(NamedTuple):
-    """With what a policy acts: its version, and the scalars of the newest announcement."""
+    """What a policy acts with: its version, and the scalars of the newest announcement."""
 
     version: int
     scalars: Mapping[str, float]
 
 
-class Interrupted(Exception):
-    """The fragment in hand was given up because somebody asked for it."""
-
-
 class PolicyRunner:
-    """A policy with all that it needs to act on: recurrent state, masks, scalars.
+    """Asks a policy for actions, checks its answer and keeps its recurrent state.
+
+    Methods run under ``torch.inference_mode()``, which the caller enters.
 
     Parameters
     ----------
     policy
         Acts on all environments at once.
-    about
+    description
         The environments.
     envs
         Their global indices.
-    drawing
-        The random numbers that it acts with.
+    rng
+        Entered around every call of the policy, so that it draws its own random numbers.
+    reserved
+        Names that the policy's extras cannot have.
     """
 
     def __init__(
         self,
         policy: Policy,
-        about: EnvDescription,
+        description: EnvDescription,
         envs: npt.NDArray[np.int32],
-        drawing: AbstractContextManager[None],
+        rng: AbstractContextManager[None] | None = None,
+        reserved: Collection[str] = RESERVED_COLUMNS,
     ) -> None:
-        self.interrupted = False
-        """Set by another thread: the next action is not chosen any more."""
-        self.mask = InfoMask(len(envs))
-        self.dead = np.zeros(len(envs), np.bool_)
-        """Environments whose next step only resets them."""
-        self.state = initial_state(policy, len(envs))
-        self._policy = policy
-        self._drawing = drawing
-        self._layout = Layout(about.observation_space)
-        self._masks_in_obs = ("action_mask",) in [leaf.path for leaf in self._layout.leaves]
-        self._check = ActionCheck(about.action_space, len(envs))
-        self._extras = ExtrasCheck(len(envs), TAKEN)
-        self._where = Where(envs.tolist())
+        self.policy = policy
+        self.rng = rng or nullcontext()
+        self.envs = envs
+        """Global indices of the environments."""
+        self.location = Location(envs.tolist())
+        self._acting = Acting(0, {})
+        self._layout = Layout(description.observation_space)
+        self.masks_in_obs = ("action_mask",) in [leaf.path for leaf in self._layout.leaves]
+        """Whether observations hold the action masks."""
+        self._action_check = ActionCheck(description.action_space, len(envs))
+        self._extras_check = ExtrasCheck(len(envs), reserved)
         self._env_tensor = torch.from_numpy(envs.astype(np.int64))
+        with self.rng:
+            state = initial_state(policy, len(envs))
+        self._set_state(state)
 
     @property
     def steps(self) -> int:
-        """Steps of all environments so far."""
-        return self._where.steps
+        """How often the policy has acted."""
+        return self.location.steps
 
     @property
-    def checks_all(self) -> bool:
-        """Whether an action that it returns is in the space for certain."""
-        return self._check.is_complete
+    def checks_actions(self) -> bool:
+        """Whether every action that :meth:`act` returns is in the action space."""
+        return self._action_check.is_complete
 
     @property
-    def masked(self) -> bool:
-        """Whether environments say which actions are allowed."""
-        return self._masks_in_obs or self.mask.value is not None
+    def acting(self) -> Acting:
+        """Version and scalars that the policy acts with."""
+        return self._acting
 
-    @property
-    def switches(self) -> bool:
-        """Whether the version may change between two steps."""
-        return self._between is not None
-
-    @property
-    def version(self) -> int:
-        """Of the policy that acts."""
-        return self._acting.version
-
-    def begin(self, acting: Acting, between: Callable[[], Acting] | None) -> None:
-        """Act with this from now on; ``between`` is asked before every step."""
-        self._acting, self._between = acting, between
-        self._context = Context(self._env_tensor, acting.scalars, self.state)
+    @acting.setter
+    def acting(self, acting: Acting) -> None:
+        if acting.scalars is not self._acting.scalars:
+            self._context = Context(self._env_tensor, acting.scalars, self.state)
+        self._acting = acting
 
     def act(
-        self, current: list[Tensor], block: Block, t: int, rows: int, step_of: StepOf | None = None
-    ) -> Column:
+        self, obs: list[Tensor], allowed: Column | None = None, finished: Bools | None = None
+    ) -> dict[str, Column]:
         """Choose an action for every environment.
 
         Parameters
         ----------
-        current
-            Observations that are arrays, as nobody has changed them yet; torch must count
-            whoever does.
-        block
-            Columns of ``rows`` time rows; actions and the policy's own go to time row ``t``.
-        step_of
-            For the message if an action is wrong.
+        obs
+            Observations that are arrays, as fresh tensors that were made outside of inference
+            mode: a tensor's count of in-place changes must be 0.
+        allowed
+            Action masks from the infos; without them, masks in the observations count.
+        finished
+            Environments whose next step only resets them: their masks may allow nothing.
+
+        Returns
+        -------
+        columns
+            ``action`` and the policy's extras.
 
         Raises
         ------
         PolicyFault
-            If the policy raises, or returns something that cannot be used.
+            If the policy raises, or returns something unusable.
         """
-        if self.interrupted:
-            raise Interrupted
-        if self._between is not None:
-            self._switch(self._between())
-        where = self._where
-        where.t, where.step_of = t, step_of
-        obs: Any = self._layout.nest_arrays(current)
-        context, mask, allowed = self._context, None, self.mask.value
-        if allowed is not None or self._masks_in_obs:
-            mask = self._current_mask(obs, allowed)
-            self._check.check_mask(mask, where)
-            context = replace(context, mask=mask)
-        with self._drawing:
-            decision = ask(self._policy, obs, context, where)
-        for tensor in current:
+        policy, location, context = self.policy, self.location, self._context
+        nested: Any = self._layout.nest_arrays(obs)
+        mask: Tensor | None = None
+        if allowed is not None or self.masks_in_obs:
+            mask = nested["action_mask"] if allowed is None else torch.from_numpy(allowed)
+            mask = mask.to(torch.bool)
+            if finished is not None:
+                mask = allow_if_finished(mask, finished)
+            self._action_check.check_mask(mask, location)
+            context = Context(self._env_tensor, context.scalars, self.state, mask)
+        try:
+            with self.rng:
+                decision = policy.act(nested, context)
+        except (Exception, SystemExit) as error:
+            raise PolicyFault(
+                f"the policy raised {type(error).__name__} on {location}: {error}"
+            ) from error
+        if not isinstance(decision, Decision):
+            raise PolicyFault(
+                f"{type(policy).__name__}.act() returned a {type(decision).__name__} on "
+                f"{location}: it must return clusterenv.policies.Decision(action, {{'log_prob': "
+                "…})"
+            )
+        for tensor in obs:
             if tensor._version:  # how often it was changed in place
                 raise PolicyFault(
-                    f"{type(self._policy).__name__}.act() changed its observations of {where}, "
-                    "which are the rows of the trajectory: work on a copy, obs.clone(), and "
-                    "without inplace=True in the first layer"
+                    f"{type(policy).__name__}.act() changed its observations of {location} in "
+                    "place: work on a copy, obs.clone(), and without inplace=True in the first "
+                    "layer"
                 )
-        action = self._check(decision.action, mask, where)
-        room(block, "action", action, rows)[t] = action
-        extras = self._extras(decision.extras, where)
-        check_log_prob(extras.get("log_prob"), where.env)
-        for name, values in extras.items():
-            room(block, name, values, rows)[t] = values
-        if allowed is not None:
-            room(block, "action_mask", allowed, rows)[t] = allowed
-        if decision.state:
-            self._keep({name: tensor.clone() for name, tensor in decision.state.items()})
-        where.steps += 1
-        return action
+        action = self._action_check(decision.action, mask, location)
+        extras = self._extras_check(decision.extras, location)
+        log_prob = extras.get("log_prob")
+        if log_prob is not None:
+            check_log_prob(log_prob, location.env)
+        state = decision.state
+        if state is not None and (type(state) is not dict or state):
+            check_state(state, self.state, location)
+            if state:
+                self._set_state({name: tensor.clone() for name, tensor in state.items()})
+        location.steps += 1
+        return {"action": action, **extras}
 
     def act_again(
         self,
         row: int,
-        current: list[Column],
-        block: Block,
-        t: int,
-        rows: int,
-        step_of: StepOf,
-        *,
-        given: tuple[str, ...],
-        first: Mapping[str, Column] | None,
-    ) -> Any:
-        """Choose an action for an environment that begins anew, and write it over the old one.
+        obs: list[Tensor],
+        allowed: Column | None,
+        initial: Mapping[str, Column] | None = None,
+    ) -> dict[str, Column]:
+        """Choose again, for one environment that was reset after :meth:`act`.
+
+        The recurrent state of the other environments stays as it is. Of the columns returned,
+        only those of ``row`` count.
 
         Parameters
         ----------
-        given
-            Columns that the environments write; these are left alone.
-        first
-            Where the state of the first time row is kept, if this is the first.
+        row
+            The environment.
+        obs, allowed
+            As for :meth:`act`.
+        initial
+            Columns into whose ``row`` the initial recurrent state is written.
         """
-        before = self.state
-        if before:
-            self.state = {name: tensor.clone() for name, tensor in before.items()}
-            begins = np.zeros(len(self._env_tensor), np.bool_)
-            begins[row] = True
-            self.reset_state(begins)
-            for name, held in (first or {}).items():
-                held[row] = self.state[name][row].numpy()
-            self._keep(self.state)
-        kept = {name: column[t].copy() for name, column in block.items() if name not in given}
-        between, self._between = self._between, None  # one version for all of this step
-        with torch.inference_mode(False):  # so that torch counts whoever changes them
-            tensors = [torch.from_numpy(column) for column in current]
-        action = self.act(tensors, block, t, rows, step_of)
-        self._between = between
-        for name, column in kept.items():
-            column[row] = block[name][t, row]
-            block[name][t] = column
-        if before:
-            for name, tensor in before.items():
-                tensor[row] = self.state[name][row]
-            self._keep(before)
-        return action[row]
+        after = self.state
+        if not after:
+            return self.act(obs, allowed)
+        self._set_state({name: tensor.clone() for name, tensor in after.items()})
+        self.reset_state(np.arange(len(self._env_tensor)) == row)
+        for name, column in (initial or {}).items():
+            column[row] = self.state[name][row].numpy()
+        columns = self.act(obs, allowed)
+        for name, tensor in after.items():
+            tensor[row] = self.state[name][row]
+        self._set_state(after)
+        return columns
 
-    def reset_state(self, which: npt.NDArray[np.bool_]) -> None:
+    def reset_state(self, which: Bools) -> None:
         """Give environments that begin an episode their initial recurrent state."""
-        if which.any():
-            at = torch.from_numpy(np.flatnonzero(which))
-            for name, tensor in initial_state(self._policy, len(at)).items():
-                self.state[name][at] = tensor
+        if self.state and which.any():
+            rows = torch.from_numpy(np.flatnonzero(which))
+            with self.rng:
+                initial = initial_state(self.policy, len(rows))
+            for name, tensor in initial.items():
+                self.state[name][rows] = tensor
 
-    def _keep(self, state: dict[str, Tensor]) -> None:
+    def state_at(self, rows: npt.NDArray[np.intp]) -> dict[str, Column]:
+        """Return a copy of the recurrent state of some environments."""
+        return {name: tensor.numpy()[rows] for name, tensor in self.state.items()}
+
+    def _set_state(self, state: dict[str, Tensor]) -> None:
         self.state = state
-        self._context = replace(self._context, state=state)
-
-    def _switch(self, acting: Acting) -> None:
-        if acting.scalars is not self._acting.scalars:
-            self._context = replace(self._context, scalars=acting.scalars)
-        self._acting = acting
-
-    def _current_mask(self, obs: Any, allowed: Column | None) -> Tensor:
-        if allowed is not None:
-            return opened(torch.from_numpy(allowed), self.dead)
-        mask: Tensor = obs["action_mask"]
-        return opened(mask.to(torch.bool), self.dead)
+        self._context = Context(self._env_tensor, self._acting.scalars, state)

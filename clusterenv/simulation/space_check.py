@@ -1,4 +1,4 @@
-"""Whether what environments return lies in their own spaces."""
+"""Checks that what environments return lies in their own spaces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from clusterenv.data.spaces import Column, Layout
-from clusterenv.simulation.engines import EnvRaised, Slot
+from clusterenv.simulation.engines.base import EnvRaised, Slot
 
 __all__ = ["SpaceBroken", "SpaceCheck"]
 
@@ -26,21 +26,20 @@ class _Bounds(NamedTuple):
 
 
 class SpaceCheck:
-    """Looks at what a step wrote: are all numbers finite, and within bounds if that is asked.
+    """Checks the result of a step: finite numbers, and values within bounds if asked for.
 
-    Text that is kept must be strings that can be encoded as UTF-8.
-
-    Shapes and dtypes are looked at where observations are written.
+    Text must be strings that can be encoded as UTF-8. Shapes and dtypes are checked where
+    observations are written.
 
     Parameters
     ----------
     space
-        Of the observations.
+        Observation space.
     bounds
         Whether an observation outside the bounds of its ``Box`` is a fault. Many environments
-        leave their bounds now and then, so this is a choice.
+        leave their bounds now and then, so this is optional.
     text
-        Whether text is looked at.
+        Whether to check text.
     """
 
     def __init__(self, space: spaces.Space[Any], bounds: bool, text: bool = True) -> None:
@@ -63,14 +62,14 @@ class SpaceCheck:
 
     @property
     def bounded(self) -> bool:
-        """Whether it looks at bounds, for which it takes as much memory as it looks at."""
+        """Whether bounds are checked, which needs as much memory as the observations."""
         return bool(self._bounds)
 
     def passes(self, slot: Slot) -> bool:
-        """Whether all is well.
+        """Whether no environment is at fault.
 
-        A sum of squares, the fastest look at all numbers at once, is finite if they are, unless
-        they are huge; then they are looked at one by one.
+        The sum of squares is the fastest check: if it is finite, so are the numbers. If it is
+        not, they may just be huge, and each is checked.
         """
         reward = slot.reward
         if self._bounds or not math.isfinite(np.vdot(reward, reward)):
@@ -82,20 +81,20 @@ class SpaceCheck:
         return not self._texts or all(_is_text(slot.obs[k]) for k in self._texts)
 
     def faults(self, slot: Slot) -> dict[int, SpaceBroken]:
-        """Return the environments that are at fault, by row, and why."""
+        """Return what is wrong, by the row of each environment at fault."""
         found: dict[int, SpaceBroken] = {}
         for row in np.flatnonzero(~np.isfinite(slot.reward)).tolist():
             found[row] = SpaceBroken(f"the reward is {slot.reward[row]}")
         for k in self._floats:
             for row in _rows(~np.isfinite(slot.obs[k])):
-                self._note(found, row, k, slot.obs[k][row], "is not finite")
+                self._add(found, row, k, slot.obs[k][row], "is not finite")
         for k in self._texts:
             for row, value in enumerate(slot.obs[k]):
                 if not _is_text([value]):
-                    self._note(found, row, k, value, "is not text")
+                    self._add(found, row, k, value, "is not text")
         for k, (low, high) in self._bounds.items():
             for row in _rows((slot.obs[k] < low) | (slot.obs[k] > high)):
-                self._note(found, row, k, slot.obs[k][row], "is out of bounds")
+                self._add(found, row, k, slot.obs[k][row], "is out of bounds")
         return found
 
     def fault(self, slot: Slot, num_envs: int) -> EnvRaised:
@@ -107,18 +106,18 @@ class SpaceCheck:
         return fault
 
     def check_value(self, columns: list[Column]) -> None:
-        """Raise unless one observation, a column of one row per leaf, is as it should be."""
+        """Raise unless one observation, given as columns of one row, is in the space."""
         slot = Slot(columns, np.zeros(1), np.zeros(1, np.bool_), np.zeros(1, np.bool_))
-        for fault in self.faults(slot).values():
-            raise fault
+        if not self.passes(slot):
+            raise self.faults(slot)[0]
 
-    def _note(self, found: dict[int, SpaceBroken], row: int, k: int, value: Any, what: str) -> None:
+    def _add(self, found: dict[int, SpaceBroken], row: int, k: int, value: Any, what: str) -> None:
         shown = np.array2string(np.asarray(value), threshold=16, precision=6)
         found.setdefault(row, SpaceBroken(f"the observation {self._names[k]} {what}: {shown}"))
 
 
 def _is_text(values: Iterable[Any]) -> bool:
-    """Whether all values are strings that can be encoded; two calls for all of them."""
+    """Whether all values are strings that can be encoded as UTF-8."""
     try:
         "".join(values).encode()
     except (TypeError, UnicodeEncodeError):

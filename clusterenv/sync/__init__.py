@@ -1,4 +1,4 @@
-"""Adaptive policy synchronization: versions, divergences, weights, and who pulls when."""
+"""Adaptive policy synchronization: versions, divergences, weights, and when to pull."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far two versions of a policy have diverged, on the same observations."""
+"""Divergence of two versions of a policy on the same observations."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ __all__ = ["Probe", "mean_divergence"]
 def mean_divergence(local: Distribution, head: Distribution) -> float:
     """Return the mean over observations of ``KL(local ‖ head)``.
 
-    Several action dimensions are summed, as they are one action; observations are averaged.
-    Versions that cannot be compared, which gives NaN, have diverged without limit.
+    The dimensions of an action are summed, observations are averaged. The divergence of versions
+    that cannot be compared, which is NaN, counts as infinite.
 
     Raises
     ------
     ConfigError
-        If torch knows no divergence of such distributions.
+        If torch has no divergence for such distributions.
     """
     try:
         divergence = kl_divergence(local, head)
     except NotImplementedError as error:
         raise ConfigError(
-            f"torch knows no divergence between {type(local).__name__} distributions; return "
-            "another from distribution(obs, context), teach torch with "
+            f"torch has no divergence between {type(local).__name__} distributions; return "
+            "another one from distribution(obs, context), register one with "
             "torch.distributions.register_kl, or count versions: sync=clusterenv.Every(4)"
         ) from error
     if divergence.ndim > 1:
@@ -40,15 +40,15 @@ def mean_divergence(local: Distribution, head: Distribution) -> float:
 
 
 class Probe:
-    """Rows sampled from what policies have acted on: a ring that keeps the newest.
+    """The newest of the rows sampled from what policies acted on, in a ring.
 
-    It knows nothing of policies; the publisher evaluates them on it.
+    The publisher evaluates versions on them.
 
     Parameters
     ----------
     size
-        Rows kept. It bounds what a publish costs: one evaluation of this many
-        observations for the new version and for every version in use.
+        Rows kept. This bounds the cost of a publish: the new version and every version in use
+        are evaluated on so many observations.
     """
 
     def __init__(self, size: int = 128) -> None:
@@ -58,7 +58,7 @@ class Probe:
         self._filled = 0
         self._next = 0
         self.added = 0
-        """Rows ever added; tells whether the probe has changed."""
+        """Rows added so far, those overwritten included."""
 
     def __len__(self) -> int:
         return self._filled
@@ -66,8 +66,8 @@ class Probe:
     def add(self, columns: Mapping[str, Column], take: int | None = None) -> None:
         """Sample some rows of these columns, which are equally long.
 
-        By default a quarter of the probe is replaced. With other columns than before it begins
-        anew.
+        By default a quarter of the probe is replaced. If the names of the columns have changed,
+        earlier rows are dropped.
         """
         length = min(len(column) for column in columns.values())
         take = self.size // 4 if take is None else take

@@ -20,7 +20,15 @@ from clusterenv.policies.base import Context, Policy
 from clusterenv.sync.divergence import Probe, mean_divergence
 from clusterenv.sync.rules import SyncRule
 from clusterenv.sync.subscriber import Announcement
-from clusterenv.sync.weights import Weights, check_numbers, holds, lend, manifest_of, pack, tensors
+from clusterenv.sync.weights import (
+    Weights,
+    assign_views,
+    check_numbers,
+    holds,
+    manifest_of,
+    pack,
+    tensors,
+)
 
 __all__ = ["Prepared", "Publisher", "probe_size"]
 
@@ -249,7 +257,7 @@ class Publisher:
     def _evaluate(self, weights: Weights) -> Distribution:
         found = self._evaluated.get(weights.version)
         if found is None:
-            lend(self._scratch, self._manifest, weights)
+            assign_views(self._scratch, self._manifest, weights)
             found = self._scratch.distribution(self._observations, self._context)
             self._evaluated[weights.version] = found
         return found

@@ -1,4 +1,4 @@
-"""When a worker pulls: plain objects, decided by one pure function each."""
+"""Rules for when a worker pulls: plain objects with one pure function each."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ class SyncRule(Protocol):
 
     @property
     def needs_divergence(self) -> bool:
-        """Whether the head has to compute divergences for this rule."""
+        """Whether the head must compute divergences for this rule."""
 
     def should_pull(self, lag: int, divergence: float | None) -> bool:
-        """Decide.
+        """Return whether to pull.
 
         Parameters
         ----------
         lag
-            How many versions the worker is behind; 0 if it has the newest already.
+            How many versions the worker is behind; 0 if it has the newest.
         divergence
-            Of the worker's version from the newest; ``None`` if it is not known.
+            Divergence of the worker's version from the newest; ``None`` if it is not known.
         """
 
 
 @dataclass(frozen=True)
 class EveryVersion:
-    """Pull every version: the control that costs the most."""
+    """Pull every version: the most expensive control."""
 
     needs_divergence: bool = field(default=False, init=False)
 
@@ -57,7 +57,7 @@ class Every:
 
 @dataclass(frozen=True)
 class Divergence:
-    """Adaptive policy synchronization: pull when the own policy has diverged too far.
+    """Adaptive policy synchronization: pull when the worker's version has diverged too far.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ class Divergence:
 class Never:
     """Keep the first version: the control that must fail to learn.
 
-    A shard that is placed again begins with the newest.
+    A shard that is restarted begins with the newest.
     """
 
     needs_divergence: bool = field(default=False, init=False)

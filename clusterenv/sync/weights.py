@@ -1,4 +1,4 @@
-"""Weights as one contiguous buffer and a manifest, never as a pickle."""
+"""Weights as one contiguous buffer and a manifest, without pickling."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = [
     "Entry",
     "Manifest",
     "Weights",
+    "assign_views",
     "check_numbers",
     "holds",
-    "lend",
     "load",
     "manifest_of",
     "pack",
@@ -34,7 +34,7 @@ _ALIGN = 64
 
 @dataclass(frozen=True)
 class Entry:
-    """Where one tensor lies in the buffer."""
+    """Name, dtype, shape and place in the buffer of one tensor."""
 
     name: str
     dtype: str
@@ -53,14 +53,14 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Weights:
-    """A version's tensors in one buffer, which nobody changes."""
+    """A version's tensors in one buffer, which must not change."""
 
     version: int
     buffer: npt.NDArray[np.uint8]
 
     @functools.cached_property
     def digest(self) -> str:
-        """A checksum; it travels with the buffer and is compared on arrival."""
+        """A checksum that is sent with the buffer and compared on arrival."""
         return hashlib.blake2b(memoryview(self.buffer), digest_size=16).hexdigest()  # type: ignore[arg-type]
 
 
@@ -76,17 +76,17 @@ def manifest_of(module: nn.Module) -> Manifest:
     return Manifest(tuple(entries), offset)
 
 
-def pack(module: nn.Module, manifest: Manifest, version: int, lender: BufferPool) -> Weights:
-    """Copy a module's tensors into one buffer, of memory that a lender has.
+def pack(module: nn.Module, manifest: Manifest, version: int, pool: BufferPool) -> Weights:
+    """Copy a module's tensors into one buffer from a pool.
 
     Raises
     ------
     ConfigError
-        If the module's tensors are not those of the manifest; the first difference is named.
+        If the module's tensors do not match the manifest; the message names the first that differs.
     """
     state = _state(module)
     check(manifest_of(module), manifest)
-    buffer = lender.empty((manifest.nbytes,), np.dtype(np.uint8))
+    buffer = pool.empty((manifest.nbytes,), np.dtype(np.uint8))
     with torch.no_grad():
         for entry, view in zip(manifest.entries, _views(manifest, buffer), strict=True):
             view.copy_(state[entry.name])
@@ -96,13 +96,13 @@ def pack(module: nn.Module, manifest: Manifest, version: int, lender: BufferPool
 
 
 def tensors(manifest: Manifest, weights: Weights) -> dict[str, Tensor]:
-    """Return a buffer's tensors, without a copy."""
+    """Return a buffer's tensors by name, as views."""
     names = (entry.name for entry in manifest.entries)
     return dict(zip(names, _views(manifest, weights.buffer), strict=True))
 
 
 def holds(module: nn.Module, given: Mapping[str, Tensor]) -> bool:
-    """Whether a module's tensors are those that are given, number for number."""
+    """Whether a module's tensors equal the given ones exactly."""
     state = _state(module)
     return state.keys() == given.keys() and all(
         tensor.dtype == given[name].dtype and torch.equal(tensor.cpu(), given[name])
@@ -113,16 +113,15 @@ def holds(module: nn.Module, given: Mapping[str, Tensor]) -> bool:
 def load(module: nn.Module, manifest: Manifest, weights: Weights) -> None:
     """Copy a buffer's tensors into a module."""
     state = _state(module)
-    with torch.inference_mode():  # a tensor that a policy has made while it acted needs that
+    with torch.inference_mode():  # tensors that a policy created while acting need it
         for entry, view in zip(manifest.entries, _views(manifest, weights.buffer), strict=True):
             state[entry.name].copy_(view)
 
 
-def lend(module: nn.Module, manifest: Manifest, weights: Weights) -> None:
-    """Make a module's tensors views of a buffer, without a copy.
+def assign_views(module: nn.Module, manifest: Manifest, weights: Weights) -> None:
+    """Replace a module's tensors by views of a buffer, without a copy.
 
-    The module's old tensors are let go of, so this is for modules that nobody else holds
-    tensors of.
+    Other references to the module's old tensors, such as an optimizer's, are not updated.
     """
     module.load_state_dict(tensors(manifest, weights), strict=False, assign=True)
 
@@ -135,21 +134,21 @@ def check(given: Manifest, expected: Manifest) -> None:
         a, b = ours.get(name), theirs.get(name)
         if a is None or b is None or (a.dtype, a.shape) != (b.dtype, b.shape):
             raise ConfigError(
-                f"the policy's {name!r} is {_say(b)}, and was {_say(a)} at first; go on with the "
-                "policy that it began with, or a copy of it: collector.publish(policy)"
+                f"the policy's {name!r} is {_shown(b)}, and was {_shown(a)} at first; publish the "
+                "policy that the run began with, or a copy of it: collector.publish(policy)"
             )
 
 
 def check_numbers(module: nn.Module, version: int) -> None:
-    """Raise if a parameter or buffer holds NaN: every worker would act at random or fail."""
+    """Raise if a parameter or buffer holds NaN."""
     with torch.no_grad():
         for name, tensor in _state(module).items():
-            # The sum is NaN if a number is, and found in a tenth of the time.
+            # The sum is NaN if a number is, and takes a tenth of the time.
             if tensor.is_floating_point() and tensor.sum().isnan() and tensor.isnan().any():
                 raise Diverged(
-                    f"the policy's {name!r} holds NaN: the learner has diverged, "
-                    f"and the workers go on with version {version}. A smaller learning rate, "
-                    "clipped gradients or checked losses keep it from that"
+                    f"the policy's {name!r} holds NaN: the learner has diverged, and the workers "
+                    f"go on with version {version}. Try a smaller learning rate, clipped "
+                    "gradients, or a check of the loss"
                 )
 
 
@@ -160,7 +159,7 @@ def _views(manifest: Manifest, buffer: npt.NDArray[np.uint8]) -> Iterator[Tensor
         yield part.view(getattr(torch, entry.dtype)).reshape(entry.shape)
 
 
-def _say(entry: Entry | None) -> str:
+def _shown(entry: Entry | None) -> str:
     return "missing" if entry is None else f"{entry.dtype}{list(entry.shape)}"
 
 

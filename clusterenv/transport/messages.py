@@ -112,6 +112,8 @@ class ActRequest(NamedTuple):
     policy: bytes | None
     """The pickled policy, the first time."""
     version: int
+    state_rows: int = 0
+    """How many environments the answer shall bring the policy's recurrent state of."""
 
 
 ON_SHELF = "shelf"

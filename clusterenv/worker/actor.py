@@ -18,7 +18,8 @@ from distributed.comm import get_address_host
 
 from clusterenv.data.pickling import loads
 from clusterenv.errors import ConnectionClosed
-from clusterenv.simulation.engines import Engine, build
+from clusterenv.simulation.engines import build
+from clusterenv.simulation.engines.base import Engine
 from clusterenv.transport.connection import Connection
 from clusterenv.transport.endpoint import Listener
 from clusterenv.transport.messages import (

@@ -6,7 +6,7 @@ import traceback
 from typing import Any
 
 from clusterenv.data.pickling import dumps, loads
-from clusterenv.simulation.engines import EnvRaised
+from clusterenv.simulation.engines.base import EnvRaised
 from clusterenv.simulation.policy_faults import PolicyFault
 from clusterenv.transport.messages import Failure
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from clusterenv.policies.base import Policy
-from clusterenv.simulation.engines import EnvDescription
+from clusterenv.simulation.engines.base import EnvDescription
 from clusterenv.simulation.env_faults import EnvFaults
-from clusterenv.simulation.random_stream import this_process
+from clusterenv.simulation.policy_rng import this_process
 from clusterenv.sync.rules import SyncRule
 from clusterenv.transport.connection import MESSAGE_LIMIT
 from clusterenv.transport.endpoint import Endpoint

@@ -6,15 +6,18 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from gymnasium.vector import AutoresetMode
 
 from clusterenv.data.pickling import dumps, loads
 from clusterenv.data.spaces import Column, Layout
 from clusterenv.errors import ConnectionClosed
-from clusterenv.simulation.engines import Engine, Infos, Slot
-from clusterenv.simulation.local_policy import LocalPolicy
+from clusterenv.policies.base import Policy
+from clusterenv.simulation.engines.base import Engine, Infos, Slot
 from clusterenv.simulation.masks import InfoMask
-from clusterenv.simulation.random_stream import RandomStream
+from clusterenv.simulation.policy_rng import PolicyRNG
+from clusterenv.simulation.policy_runner import PolicyRunner
+from clusterenv.sync.weights import Weights, load, manifest_of
 from clusterenv.transport.connection import Connection, Header
 from clusterenv.transport.messages import (
     ActRequest,
@@ -27,9 +30,22 @@ from clusterenv.worker.failures import failure_of
 
 __all__ = ["StepServer"]
 
+_RESERVED = {"action", "policy_version", "env_id", "lost", "final_obs", "final_info"}
+"""Keys of the infos that a policy's extras cannot have."""
+
 
 class StepServer:
-    """Answers the head's frames, in order."""
+    """Answers the head's requests in order: steps, resets, calls, and steps by a policy.
+
+    Parameters
+    ----------
+    engine
+        The environments.
+    connection
+        To the head.
+    first
+        Global index of the first environment.
+    """
 
     def __init__(self, engine: Engine, connection: Connection, first: int) -> None:
         self._engine = engine
@@ -39,12 +55,12 @@ class StepServer:
         self._actions = Layout(engine.description.action_space)
         self._slot = Slot.empty(self._layout, engine.num_envs)
         self._whole = StepRequest(None, self._actions.dtypes, [])
-        self._policy: LocalPolicy | None = None
-        self._drawing = RandomStream(None)
-        self._mask = InfoMask(engine.num_envs)
-        self._began = np.ones(engine.num_envs, np.bool_)
+        self._policy_rng = PolicyRNG(None)
+        self._probe_rng = np.random.default_rng(0)
+        self._info_mask = InfoMask(engine.num_envs)
+        self._began = np.ones(engine.num_envs, np.bool_)  # whose recurrent state must be reset
         mode = engine.description.autoreset_mode
-        self._spends_steps = mode is not AutoresetMode.SAME_STEP
+        self._resets_next_step = mode is not AutoresetMode.SAME_STEP
 
     def run(self) -> None:
         """Serve until the connection closes."""
@@ -92,34 +108,63 @@ class StepServer:
     def _step(self, request: StepRequest, actions: list[Column]) -> None:
         rows = request.rows
         indices = None if rows is None else _indices(rows)
-        began = self._over() if self._spends_steps else None
+        finished = self._over() if self._resets_next_step else None
         infos = self._engine.step(actions, self._slot, indices)
-        self._note(infos, slice(None) if rows is None else rows, indices, began)
-        self._send_result(infos, slice(None) if rows is None else rows)
+        at = slice(None) if rows is None else rows
+        self._track_episodes(infos, at, indices, finished)
+        self._send_result(infos, at)
 
     def _reset(self, request: ResetRequest) -> None:
-        if request.mask is None and request.seeds[0] is not None:  # what a policy draws repeats too
-            self._drawing = RandomStream(request.seeds[0])
+        if request.mask is None and request.seeds[0] is not None:
+            self._policy_rng = PolicyRNG(request.seeds[0])  # the policy's draws repeat too
         infos = self._engine.reset(self._slot, request.seeds, request.options, request.mask)
         began = np.ones_like(self._began) if request.mask is None else request.mask
-        self._mask.note(infos, began=began)
+        self._info_mask.update(infos, began=began)
         self._began |= began
         self._send_result(infos, slice(None))
 
     def _act(self, request: ActRequest, weights: npt.NDArray[np.uint8]) -> None:
-        if self._policy is None:
-            self._policy = LocalPolicy(self._engine.description, self._first, self._engine.num_envs)
-        self._policy.update(request.policy, request.version, weights)
-        dead = self._over() if self._spends_steps else np.zeros_like(self._began)
-        with self._drawing:
-            chosen = self._policy.act(self._slot.obs, self._began, dead, self._mask.value)
+        runner = self._load_policy(request, weights)
+        finished = self._over() if self._resets_next_step else None
+        obs = [torch.from_numpy(self._slot.obs[k]) for k in self._layout.arrays]
+        with torch.inference_mode():
+            runner.reset_state(self._began)
+            chosen = runner.act(obs, self._info_mask.value, finished)
         self._began[:] = False
         infos = self._engine.step([chosen["action"]], self._slot, None)
-        self._note(infos, slice(None), None, dead if self._spends_steps else None)
-        self._send_result(infos, slice(None), chosen)
+        self._track_episodes(infos, slice(None), None, finished)
+        chosen["policy_version"] = np.full(self._engine.num_envs, request.version, np.int64)
+        states = self._sample_states(runner, request.state_rows) if request.state_rows else None
+        self._send_result(infos, slice(None), chosen, states)
+
+    def _load_policy(self, request: ActRequest, weights: npt.NDArray[np.uint8]) -> PolicyRunner:
+        """Take the policy, or newer weights, if the request carries them."""
+        if request.policy is not None:
+            torch.set_num_threads(1)  # the shards are the parallelism
+            self._policy: Policy = loads(request.policy).eval()
+            self._manifest = manifest_of(self._policy)
+        if weights.nbytes:
+            load(self._policy, self._manifest, Weights(request.version, weights))
+        if request.policy is not None:  # after the weights, which may be the initial state
+            envs = np.arange(self._first, self._first + self._engine.num_envs, dtype=np.int32)
+            about, rng = self._engine.description, self._policy_rng
+            self._runner = PolicyRunner(self._policy, about, envs, rng, _RESERVED)
+            self._began[:] = False
+        self._runner.rng = self._policy_rng
+        return self._runner
+
+    def _sample_states(
+        self, runner: PolicyRunner, count: int
+    ) -> tuple[npt.NDArray[np.intp], dict[str, Column]]:
+        """Return rows within an episode, and the recurrent state that acts on them next."""
+        with torch.inference_mode():
+            runner.reset_state(self._began)
+        self._began[:] = False
+        rows = self._probe_rng.permutation(np.flatnonzero(~self._over()))[:count]
+        return rows, runner.state_at(rows)
 
     def _call(self, raw: bytes | bytearray) -> bytes:
-        """Return what a method of the engine returned, or the failure: the environments go on."""
+        """Return a method's result, or its failure; the environments stay usable."""
         doing = "call"
         try:
             request = CallRequest(*loads(raw))
@@ -129,36 +174,38 @@ class StepServer:
             return dumps(failure_of(error, self._first, doing))
 
     def _over(self) -> npt.NDArray[np.bool_]:
-        """Return whose last step said that the episode is over."""
+        """Return whose last step ended an episode."""
         return self._slot.terminated | self._slot.truncated
 
-    def _note(
+    def _track_episodes(
         self,
         infos: Infos,
         rows: slice | npt.NDArray[np.intp],
         indices: Sequence[int] | None,
-        resets: npt.NDArray[np.bool_] | None,
+        finished: npt.NDArray[np.bool_] | None,
     ) -> None:
-        """Note which environments begin an episode, and the masks that a step has given.
+        """Record which environments begin an episode, and the masks that a step returned.
 
         Parameters
         ----------
-        resets
-            Whom the step only reset; ``None`` if it does so in the step that ends an episode.
+        finished
+            Environments that the step only reset; ``None`` if the engine resets in the step that
+            ends an episode.
         """
         began = np.zeros_like(self._began)
-        began[rows] = (self._over() if resets is None else resets)[rows]
+        began[rows] = (self._over() if finished is None else finished)[rows]
         self._began |= began
-        self._mask.note(infos, indices, began)
+        self._info_mask.update(infos, indices, began)
 
     def _send_result(
         self,
         infos: Infos,
         rows: slice | npt.NDArray[np.intp],
         chosen: dict[str, Column] | None = None,
+        states: tuple[npt.NDArray[np.intp], dict[str, Column]] | None = None,
     ) -> None:
         objects = [self._slot.obs[k][rows] for k in self._layout.objects]
-        blob = dumps((infos, objects, chosen)) if infos or objects or chosen else b""
+        blob = dumps((infos, objects, chosen, states)) if infos or objects or chosen else b""
         self._connection.send(MessageKind.RESULT, blob, self._slot.buffers(self._layout, rows))
 
 

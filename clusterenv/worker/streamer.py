@@ -22,10 +22,11 @@ from clusterenv.data.pickling import dumps
 from clusterenv.data.seeds import env_seeds
 from clusterenv.data.spaces import Array
 from clusterenv.errors import ConfigError, ConnectionClosed
-from clusterenv.simulation.engines import Engine
+from clusterenv.simulation.engines.base import Engine
+from clusterenv.simulation.fragment_builder import Interrupted
 from clusterenv.simulation.loop import EnvLoop
-from clusterenv.simulation.policy_runner import Acting, Interrupted
-from clusterenv.simulation.random_stream import RandomStream, this_process
+from clusterenv.simulation.policy_rng import PolicyRNG, this_process
+from clusterenv.simulation.policy_runner import Acting
 from clusterenv.sync.subscriber import Announcement, Subscriber
 from clusterenv.sync.weight_cache import weight_cache_of
 from clusterenv.sync.weights import Weights, load, manifest_of
@@ -68,12 +69,12 @@ class Stream:
         fleet: str = "",
         fetch: Fetch | None = None,
     ) -> None:
-        drawing = None
+        rng = None
         if spec.head != this_process():  # there, threads and random numbers are the learner's
             torch.set_num_threads(1)  # the shards are the parallelism
             # What policies draw repeats too, for the same sharding.
             (seed,) = env_seeds(spec.seed, incarnation, first, 1)
-            drawing = RandomStream(seed, returns=False)
+            rng = PolicyRNG(seed, restore=False)
         self._first = first
         self._by_step = spec.switch == "step"
         self._policy = spec.policy.eval()
@@ -86,7 +87,7 @@ class Stream:
             spec.horizon,
             env_seeds(spec.seed, incarnation, first, engine.num_envs),
             spec.env_faults,
-            drawing,
+            rng,
             spec.text,
         )
         self._tickets: queue.SimpleQueue[Ticket] = queue.SimpleQueue()

@@ -17,7 +17,8 @@ from worlds import SPACES, World
 from clusterenv import Batch, Rollout
 from clusterenv.data.arrow import from_arrow
 from clusterenv.data.spaces import Layout
-from clusterenv.simulation.engines import Recipe, build
+from clusterenv.simulation.engines import build
+from clusterenv.simulation.engines.base import Recipe
 from clusterenv.simulation.loop import EnvLoop
 from clusterenv.simulation.policy_runner import Acting
 

@@ -20,10 +20,13 @@ from clusterenv.errors import ConfigError
 from clusterenv.policies import Categorical, Random
 from clusterenv.policies.base import Decision, Policy
 from clusterenv.simulation.actions import ActionCheck
-from clusterenv.simulation.engines import EnvRaised, Recipe, build
-from clusterenv.simulation.loop import EnvLoop, check_spaces
-from clusterenv.simulation.policy_faults import PolicyFault, Where
-from clusterenv.simulation.policy_runner import Acting, Interrupted
+from clusterenv.simulation.engines import build
+from clusterenv.simulation.engines.base import EnvRaised, Recipe
+from clusterenv.simulation.fragment_builder import Interrupted
+from clusterenv.simulation.loop import EnvLoop
+from clusterenv.simulation.policy_faults import Location, PolicyFault
+from clusterenv.simulation.policy_runner import Acting
+from clusterenv.simulation.policy_spaces import check_spaces
 
 N, HORIZON = 5, 16
 
@@ -277,7 +280,7 @@ def test_a_fresh_fragment_is_of_one_version_and_counts_what_it_leaves(engine: st
     assert loop.fragment(Acting(9, {})).dropped == 0
 
 
-def test_recurrent_state_starts_anew_with_each_episode_and_travels_with_the_fragment() -> None:
+def test_recurrent_state_is_reset_with_each_episode_and_travels_with_the_fragment() -> None:
     for engine in ("gymnasium", "native"):
         loop = loop_of(Counter(), "CartPole-v1", engine=engine)
         for _ in range(6):
@@ -339,9 +342,9 @@ def test_the_end_of_an_episode_may_allow_nothing(way: str, mode: AutoresetMode) 
         ("gone", r"'log_prob' was float32 of shape \(5,\) and is now, .* at step 3 .*, missing"),
         ("double", "'log_prob' was float32 .* and is now, .*, float64"),
         ("wide", r"'log_prob' was .* and is now, .*, float32 of shape \(5, 1\)"),
-        ("taken", "extra 'reward' has the name of a column that is there already"),
-        ("bfloat16", r"'log_prob' on .* is torch.bfloat16 on cpu, of which there is no array"),
-        ("half action", r"'action' on .* is torch.bfloat16 on cpu, of which there is no array"),
+        ("taken", "extra 'reward' has the name of a column that exists already"),
+        ("bfloat16", r"'log_prob' on .* is torch.bfloat16 on cpu, which NumPy cannot represent"),
+        ("half action", r"'action' on .* is torch.bfloat16 on cpu, which NumPy cannot represent"),
         ("extras", "extras on .* at step 3 of the shard are a list; expected tensors by name"),
         ("exit", "raised SystemExit on environments 10–14"),
         ("in place", r"Bad.act\(\) changed its observations of environments 10–14 at step 3"),
@@ -411,7 +414,7 @@ def test_an_initial_state_that_is_a_parameter_stays_as_it_is() -> None:
 def test_an_action_outside_the_space_is_not_made_small_enough(
     space: Any, action: list[Any], said: str
 ) -> None:
-    check, where = ActionCheck(space, 1), Where([7])
+    check, where = ActionCheck(space, 1), Location([7])
     with pytest.raises(PolicyFault, match=f"chose {said} for environment 7 at .*, outside"):
         check(torch.tensor(action), None, where)
     inside = torch.zeros_like(torch.tensor(action))
@@ -431,16 +434,16 @@ def test_a_fault_is_found_in_the_step_that_has_it(engine: str, fault: str) -> No
 def test_small_integers_that_are_negative_are_not_taken_for_large_ones(start: int) -> None:
     """As unsigned numbers of eight bits, -100 is 156."""
     check = ActionCheck(gym.spaces.Discrete(200, start=start), 1)
-    inside = check(torch.tensor([100], dtype=torch.int8), None, Where([7]))
+    inside = check(torch.tensor([100], dtype=torch.int8), None, Location([7]))
     assert (inside.tolist(), inside.dtype) == ([100], np.int64)
     with pytest.raises(PolicyFault, match="chose -100 for environment 7"):
-        check(torch.tensor([-100], dtype=torch.int8), None, Where([7]))
+        check(torch.tensor([-100], dtype=torch.int8), None, Location([7]))
 
 
 def test_actions_are_real_numbers() -> None:
     space = gym.spaces.Box(-1, 1, (1,))
     with pytest.raises(PolicyFault, match=r"dtype complex64, but Box.* needs real numbers"):
-        ActionCheck(space, 1)(torch.zeros(1, 1, dtype=torch.complex64), None, Where([0]))
+        ActionCheck(space, 1)(torch.zeros(1, 1, dtype=torch.complex64), None, Location([0]))
 
 
 @pytest.mark.parametrize("engine", ["gymnasium", "native"])
@@ -460,8 +463,8 @@ def test_a_policy_annotates_whole_fragments(engine: str) -> None:
         ("length", r"'priority' of shape \(79,\).*each of the fragment's 80 rows"),
         ("dtype", "'priority' of shape .* and dtype <U4; expected numbers"),
         ("clash", "returned 'reward', which is the name of a column .* the fragment has obs, rew"),
-        ("later", "returned 'next_obs', which is the name of a column .* or comes later"),
-        ("source", "returned 'run', which is the name of a column .* or comes later"),
+        ("later", "returned 'next_obs', which is the name of a column .* or is added later"),
+        ("source", "returned 'run', which is the name of a column .* or is added later"),
     ],
 )
 def test_annotations_that_do_not_fit_are_named(fault: str, message: str) -> None:

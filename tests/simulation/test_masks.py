@@ -19,7 +19,7 @@ from clusterenv.simulation.engines.base import Recipe
 from clusterenv.simulation.env_faults import EnvFaults
 from clusterenv.simulation.loop import EnvLoop
 from clusterenv.simulation.masks import InfoMask
-from clusterenv.simulation.policy_faults import PolicyFault, Where
+from clusterenv.simulation.policy_faults import Location, PolicyFault
 from clusterenv.simulation.policy_runner import Acting
 
 FORMS = {
@@ -30,13 +30,13 @@ FORMS = {
 }
 
 
-WHERE = Where(range(2))
+WHERE = Location(range(2))
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_mask_may_be_a_list_a_tuple_or_an_array_of_any_numbers(form: str) -> None:
     mask = InfoMask(3)
-    mask.note(pack([(0, {"action_mask": FORMS[form]}), (2, {"action_mask": FORMS[form]})]))
+    mask.update(pack([(0, {"action_mask": FORMS[form]}), (2, {"action_mask": FORMS[form]})]))
     assert mask.value is not None
     assert mask.value.tolist() == [[True, False, False], [True] * 3, [True, False, False]]
 
@@ -44,16 +44,16 @@ def test_a_mask_may_be_a_list_a_tuple_or_an_array_of_any_numbers(form: str) -> N
 def test_masks_of_mixed_dtypes_are_understood() -> None:
     mask = InfoMask(2)
     forms = [np.array([1, 0], np.int8), np.array([False, True])]
-    mask.note(pack([(row, {"action_mask": form}) for row, form in enumerate(forms)]))
+    mask.update(pack([(row, {"action_mask": form}) for row, form in enumerate(forms)]))
     assert mask.value is not None
     assert mask.value.tolist() == [[True, False], [False, True]]
 
 
 @pytest.mark.parametrize("given", ["left", [[1, 0], [1, 0, 0]], [1, 0], 3.0])
-def test_what_is_no_mask_is_refused_by_whoever_asks_for_it(given: Any) -> None:
+def test_what_is_no_mask_is_refused(given: Any) -> None:
     values = given if isinstance(given, list) else [given, given]
     mask = InfoMask(2)
-    mask.note(pack([(row, {"action_mask": value}) for row, value in enumerate(values)]))
+    mask.update(pack([(row, {"action_mask": value}) for row, value in enumerate(values)]))
     with pytest.raises(PolicyFault, match=r"info\['action_mask'\] cannot be read as a mask"):
         _ = mask.value
 
@@ -85,8 +85,8 @@ def test_choices_that_begin_elsewhere_have_masks_that_begin_at_the_first() -> No
     ("space", "mask", "message"),
     [
         (spaces.Discrete(3), [[1, 0]], r"shape \(2,\).*Discrete\(3\) needs 3 entries"),
-        (spaces.Discrete(2), [[0, 0]], "allows nothing to environment 0"),
-        (spaces.MultiDiscrete([2, 2]), [[1, 0, 0, 0]], "allows nothing to environment 0"),
+        (spaces.Discrete(2), [[0, 0]], "allows no action to environment 0"),
+        (spaces.MultiDiscrete([2, 2]), [[1, 0, 0, 0]], "allows no action to environment 0"),
         (spaces.Box(0, 1, (2,)), [[1, 0]], "needs no mask"),
     ],
 )
@@ -139,7 +139,7 @@ def test_masks_that_begin_with_a_step_are_refused() -> None:
 
     policy = Categorical(torch.nn.Linear(1, 3))
     loop = EnvLoop(build(Recipe(Late), 0, 2), policy, 0, 6, [None] * 2)
-    with pytest.raises(PolicyFault, match=r"came with a step.* give the first with reset\(\)"):
+    with pytest.raises(PolicyFault, match=r"came with a step.* the first mask with reset\(\)"):
         loop.fragment(Acting(0, {}))
 
 

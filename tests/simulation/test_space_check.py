@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from clusterenv.data.spaces import Layout
-from clusterenv.simulation.engines import Slot
+from clusterenv.simulation.engines.base import Slot
 from clusterenv.simulation.space_check import SpaceBroken, SpaceCheck
 
 SPACE = gym.spaces.Dict(
@@ -22,18 +22,18 @@ def slot(n: int = 3) -> Slot:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_numbers_that_are_not_finite_are_found_where_they_are(value: float) -> None:
-    guard, given = SpaceCheck(SPACE, bounds=False), slot()
-    assert guard.passes(given)
+    check, given = SpaceCheck(SPACE, bounds=False), slot()
+    assert check.passes(given)
     names = [leaf.name("obs") for leaf in Layout(SPACE).leaves]
     given.obs[names.index("obs.speed")][2, 1] = value
-    assert not guard.passes(given)
-    (row, fault), *rest = guard.faults(given).items()
+    assert not check.passes(given)
+    (row, fault), *rest = check.faults(given).items()
     assert (row, rest) == (2, [])
     assert "obs.speed is not finite" in str(fault)
     given = slot()
     given.reward[1] = value
-    assert not guard.passes(given)
-    assert "the reward is" in str(guard.faults(given)[1])
+    assert not check.passes(given)
+    assert "the reward is" in str(check.faults(given)[1])
 
 
 def test_a_large_sum_of_good_numbers_is_no_fault() -> None:

@@ -59,32 +59,32 @@ def test_settings_that_cannot_work_are_refused(make: object, message: str) -> No
         make()  # type: ignore[operator]
 
 
-def test_a_worker_judges_each_announcement_once() -> None:
-    client = Subscriber(Divergence(0.1), version=0)
-    assert not client.decide()
-    client.newest = Announcement(1, {0: 0.05}, {}, 1)
-    assert not client.decide()
-    assert not client.decide()
-    assert client.checks == 1
-    client.newest = Announcement(2, {0: 0.2}, {}, 2)
-    assert client.decide()
-    assert client.checks == 2
+def test_each_announcement_is_decided_once() -> None:
+    subscriber = Subscriber(Divergence(0.1), version=0)
+    assert not subscriber.decide()
+    subscriber.newest = Announcement(1, {0: 0.05}, {}, 1)
+    assert not subscriber.decide()
+    assert not subscriber.decide()
+    assert subscriber.checks == 1
+    subscriber.newest = Announcement(2, {0: 0.2}, {}, 2)
+    assert subscriber.decide()
+    assert subscriber.checks == 2
 
 
 def test_a_burst_of_versions_is_one_pull_and_missed_ones_do_no_harm() -> None:
-    client = Subscriber(Divergence(0.1), version=0)
-    client.newest = Announcement(1, {0: 0.2}, {}, 1)
-    assert client.decide()
+    subscriber = Subscriber(Divergence(0.1), version=0)
+    subscriber.newest = Announcement(1, {0: 0.2}, {}, 1)
+    assert subscriber.decide()
     for version in range(2, 50):  # announced before anyone could answer the pull
-        client.newest = Announcement(version, {0: 0.3}, {}, version)
-        assert not client.decide()
-    client.pulled(49)
-    assert (client.version, client.pulls, client.divergence) == (49, 1, 0.0)
-    client.newest = Announcement(60, {49: 0.3}, {}, 60)
-    assert client.decide()
+        subscriber.newest = Announcement(version, {0: 0.3}, {}, version)
+        assert not subscriber.decide()
+    subscriber.pulled(49)
+    assert (subscriber.version, subscriber.pulls, subscriber.divergence) == (49, 1, 0.0)
+    subscriber.newest = Announcement(60, {49: 0.3}, {}, 60)
+    assert subscriber.decide()
 
 
-def test_a_late_joiner_whose_version_nobody_knows_pulls() -> None:
-    client = Subscriber(Divergence(0.1), version=0)
-    client.newest = Announcement(7, {5: 0.0}, {}, 7)
-    assert client.decide()
+def test_a_late_joiner_with_an_unknown_version_pulls() -> None:
+    subscriber = Subscriber(Divergence(0.1), version=0)
+    subscriber.newest = Announcement(7, {5: 0.0}, {}, 7)
+    assert subscriber.decide()

@@ -9,7 +9,7 @@ from torch import nn
 
 from clusterenv.data.buffer_pool import BufferPool
 from clusterenv.errors import ConfigError
-from clusterenv.sync.weights import Weights, lend, load, manifest_of, pack
+from clusterenv.sync.weights import Weights, assign_views, load, manifest_of, pack
 
 
 def module(width: int = 3) -> nn.Module:
@@ -66,13 +66,13 @@ def test_a_policy_without_weights_has_an_empty_buffer() -> None:
     assert weights.buffer.dtype == np.uint8
 
 
-def test_lent_tensors_are_views_of_the_buffer() -> None:
+def test_assigned_tensors_are_views_of_the_buffer() -> None:
     """An LSTM keeps a list of its tensors of its own, which has to follow."""
     torch.manual_seed(0)
     ours, theirs = nn.LSTM(3, 4), nn.LSTM(3, 4)
     manifest = manifest_of(ours)
     weights = pack(ours, manifest, 1, BufferPool())
-    lend(theirs, manifest, weights)
+    assign_views(theirs, manifest, weights)
     start = weights.buffer.ctypes.data
     for parameter in theirs.parameters():
         assert start <= parameter.data_ptr() < start + weights.buffer.nbytes

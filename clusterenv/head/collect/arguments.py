@@ -10,7 +10,7 @@ from clusterenv.head.fleet.arguments import check_restarts, check_rule, check_sh
 from clusterenv.head.fleet.launch import SWITCHES
 from clusterenv.policies.base import Policy
 from clusterenv.simulation.env_faults import EnvFaults
-from clusterenv.simulation.loop import TEXT
+from clusterenv.simulation.policy_spaces import TEXT
 
 __all__ = ["check_collector", "check_survival"]
 

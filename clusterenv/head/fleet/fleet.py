@@ -24,7 +24,7 @@ from clusterenv.errors import (
 from clusterenv.head.fleet.env_errors import env_error
 from clusterenv.head.fleet.handle import ShardHandle
 from clusterenv.head.fleet.placement import Share, about_to_leave, choose_worker, place
-from clusterenv.simulation.engines import EnvDescription
+from clusterenv.simulation.engines.base import EnvDescription
 from clusterenv.transport.endpoint import reach
 from clusterenv.transport.messages import Failure
 from clusterenv.worker.actor import Shard

@@ -19,7 +19,8 @@ from clusterenv.data.observation_mode import ObservationMode, check_observation_
 from clusterenv.errors import ConfigError, UnknownEnv, shown
 from clusterenv.head.fleet.fleet import Fleet
 from clusterenv.head.fleet.placement import split
-from clusterenv.simulation.engines import ENGINES, Recipe
+from clusterenv.simulation.engines import ENGINES
+from clusterenv.simulation.engines.base import Recipe
 from clusterenv.worker.specs import SWITCHES, StreamSpec
 
 __all__ = ["SWITCHES", "StreamSpec", "make_recipe", "open_fleet"]

@@ -1,12 +1,12 @@
-"""``ClusterEnv.step(policy)``: the policy acts beside the environments, one step at a time.
+"""``ClusterEnv.step(policy)``: the policy acts on the workers, one step at a time.
 
-The head knows which version each shard has and how far it has diverged, so it sends weights
-along with the step to those shards whose rule asks for them, and to no others.
+The head knows which version each shard has and how far it has diverged, so it sends weights with
+the step to those shards that should pull by the rule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,9 +24,23 @@ from clusterenv.transport.messages import ActRequest
 
 __all__ = ["RemotePolicy"]
 
+_PROBE_ROWS = 8  # observations per step that versions are compared on
+
 
 class RemotePolicy:
-    """The head's side: knows what each shard acts with."""
+    """The head's record of what each shard acts with.
+
+    Parameters
+    ----------
+    policy
+        The first version.
+    rule
+        When a shard gets newer weights.
+    observations
+        Layout of the observation space.
+    shards, envs
+        How many there are.
+    """
 
     def __init__(
         self, policy: Policy, rule: SyncRule, observations: Layout, shards: int, envs: int
@@ -39,25 +53,27 @@ class RemotePolicy:
         self._arrays = observations.arrays
         self._has: dict[int, int] = {}  # which incarnation of a shard has the policy
         self._divergences: dict[int, float] = {}
-        self._mask = InfoMask(envs)
+        self._info_mask = InfoMask(envs)
+        recurrent = type(policy).initial_state is not Policy.initial_state
+        self._state_rows = -(-_PROBE_ROWS // shards) if rule.needs_divergence and recurrent else 0
         self._columns: dict[str, Column] = {}
         self.pulls = 0
         self.weight_bytes = 0
 
     def refresh(self, policy: Policy) -> None:
-        """Make a new version if the policy's numbers were changed since the last step."""
+        """Publish a new version if the policy's weights have changed since the last step."""
         if type(policy) is not self._kind:
             raise ConfigError(
-                f"step() got a {type(policy).__name__}, and a {self._kind.__name__} before; the "
-                "shards go on with the one policy: make another ClusterEnv for another"
+                f"step() got a {type(policy).__name__}, and a {self._kind.__name__} before; a "
+                "ClusterEnv takes one policy: make another ClusterEnv for another"
             )
         if not self._publisher.is_newest(policy):
             self._divergences = dict(self._publisher.publish(policy, {}).divergences)
 
     def request(self, shard: int, incarnation: int) -> tuple[bytes, list[Array]]:
-        """Return blob and body of the frame that makes a shard act."""
+        """Return blob and body of the message that makes a shard act."""
         publisher = self._publisher
-        new = self._has.get(shard) != incarnation  # begins with the newest version
+        new = self._has.get(shard) != incarnation  # starts with the newest version
         self._has[shard] = incarnation
         first = self._pickled if new else None
         held = 0 if new else publisher.in_use[shard]
@@ -67,11 +83,11 @@ class RemotePolicy:
             buffer = publisher.newest.buffer
             self.pulls += 1
             self.weight_bytes += buffer.nbytes
-            return dumps(tuple(ActRequest(first, publisher.version))), [buffer]
-        return dumps(tuple(ActRequest(first, held))), []
+            return dumps(tuple(ActRequest(first, publisher.version, self._state_rows))), [buffer]
+        return dumps(tuple(ActRequest(first, held, self._state_rows))), []
 
     def complete(self, chosen: dict[str, Column], envs: int) -> dict[str, Column]:
-        """Return what was chosen, with zeros if a lost shard had nobody to choose."""
+        """Return the chosen columns; if all shards were lost, zeros for those seen before."""
         self._columns |= {name: values[:1] for name, values in chosen.items()}
         for name, like in self._columns.items():
             if name not in chosen:
@@ -79,19 +95,38 @@ class RemotePolicy:
         return chosen
 
     def observe(
-        self, obs: list[Column], over: npt.NDArray[np.bool_], info: Mapping[str, Any]
+        self,
+        obs: list[Column],
+        over: npt.NDArray[np.bool_],
+        info: Mapping[str, Any],
+        states: Sequence[tuple[npt.NDArray[np.intp], Mapping[str, Column]]] = (),
     ) -> None:
-        """Keep some observations and their action masks, to compare versions on.
+        """Sample observations to compare versions on, with masks and recurrent states.
 
-        Not where an episode is over: the last observation may allow no action.
+        Final observations are left out, since they may allow no action.
+
+        Parameters
+        ----------
+        obs, over, info
+            Results of the step for all environments.
+        states
+            For some rows of each shard, the recurrent state that acts on them next. Rows of a
+            recurrent policy are sampled from these alone.
         """
         if not self._rule.needs_divergence:
             return
-        self._mask.note(info)
-        obs = [obs[k] for k in self._arrays]
-        live, mask = np.flatnonzero(~over), self._mask.value
-        if len(live) < len(over):
-            obs = [column[live] for column in obs]
-            mask = None if mask is None else mask[live]
-        if len(live):
-            self._publisher.observe(obs, live, mask, take=8)
+        self._info_mask.update(info)
+        mask, state = self._info_mask.value, {}
+        rows = np.flatnonzero(~over)
+        if self._state_rows:
+            rows = np.concatenate([np.empty(0, np.intp), *(part for part, _ in states)])
+            names = states[0][1] if states else ()
+            state = {name: np.concatenate([part[name] for _, part in states]) for name in names}
+        if len(rows):
+            self._publisher.observe(
+                [obs[k][rows] for k in self._arrays],
+                rows,
+                None if mask is None else mask[rows],
+                state,
+                take=_PROBE_ROWS,
+            )

@@ -132,7 +132,7 @@ class Requests:
         Parameters
         ----------
         method
-            Of :class:`~clusterenv.simulation.engines.Engine`.
+            Of :class:`~clusterenv.simulation.engines.base.Engine`.
         arguments
             Returns the arguments for a shard.
         into
@@ -216,10 +216,13 @@ class Requests:
     def _complete(self, handle: ShardHandle, blob: Any, target: Result, into: slice) -> None:
         """Add to a result what does not travel as arrays."""
         if blob is not None:
-            infos, objects, chosen = blob
+            infos, objects, chosen, states = blob
             for k, column in zip(self._obs.objects, objects, strict=True):
                 target.slot.obs[k][into] = column
             if infos:
                 target.report(handle.index, infos, np.arange(target.n)[into])
             if chosen:
                 target.choose(chosen, into)
+            if states:
+                rows, columns = states
+                target.states.append((np.arange(target.n)[into][rows], columns))

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from clusterenv.data.infos import VectorInfo, merge, merge_vector
 from clusterenv.data.spaces import Column, Layout
-from clusterenv.simulation.engines import Infos, Slot
+from clusterenv.simulation.engines.base import Infos, Slot
 
 __all__ = ["Result", "Rows"]
 
@@ -25,6 +25,8 @@ class Result:
         self.ids = np.arange(n) if ids is None else ids
         self._infos: dict[int, list[tuple[Any, Rows]]] = {}
         self.chosen: dict[str, Column] = {}
+        self.states: list[tuple[Rows, dict[str, Column]]] = []
+        """Some rows of each shard, and their policy's recurrent state there."""
 
     def report(self, shard: int, infos: Infos, places: Rows) -> None:
         """Note the infos of a shard, and which rows they are of."""

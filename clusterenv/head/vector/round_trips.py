@@ -26,7 +26,7 @@ from clusterenv.head.vector.remote_policy import RemotePolicy
 from clusterenv.head.vector.requests import Requests
 from clusterenv.head.vector.result import Result
 from clusterenv.policies.base import Policy
-from clusterenv.simulation.loop import check_spaces
+from clusterenv.simulation.policy_spaces import check_spaces
 from clusterenv.sync.rules import SyncRule
 
 __all__ = ["ResetResult", "RoundTrips", "StepResult"]
@@ -211,7 +211,7 @@ class RoundTrips:
 
     def _act_result(self, remote: RemotePolicy, result: Result) -> StepResult:
         obs, reward, terminated, truncated, info = self._step_result(result)
-        remote.observe(result.slot.obs, terminated | truncated, info)
+        remote.observe(result.slot.obs, terminated | truncated, info, result.states)
         info |= remote.complete(result.chosen, self._num_envs)
         return obs, reward, terminated, truncated, info
 

@@ -1,22 +1,15 @@
-"""Engines: groups of environments behind one small interface, with no cluster."""
+"""The registry of engines; :mod:`~clusterenv.simulation.engines.base` defines what an engine is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from clusterenv.simulation.engines.base import (
-    Engine,
-    EnvDescription,
-    EnvRaised,
-    Infos,
-    Recipe,
-    Slot,
-)
+from clusterenv.simulation.engines.base import Engine, Recipe
 from clusterenv.simulation.engines.envpool import EnvPoolEngine
 from clusterenv.simulation.engines.gymnasium import GymnasiumEngine
 from clusterenv.simulation.engines.native import NativeEngine
 
-__all__ = ["ENGINES", "Engine", "EnvDescription", "EnvRaised", "Infos", "Recipe", "Slot", "build"]
+__all__ = ["ENGINES", "build"]
 
 ENGINES: dict[str, Callable[[Recipe, int, int], Engine]] = {
     "gymnasium": GymnasiumEngine,
@@ -26,5 +19,5 @@ ENGINES: dict[str, Callable[[Recipe, int, int], Engine]] = {
 
 
 def build(recipe: Recipe, first: int, count: int) -> Engine:
-    """Make ``count`` environments, beginning at global index ``first``."""
+    """Make ``count`` environments, starting at global index ``first``."""
     return ENGINES[recipe.engine](recipe, first, count)

@@ -1,7 +1,9 @@
-"""What every engine is: a group of environments that write into given columns."""
+"""The interface of an engine: a group of environments that step into given columns."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -16,12 +18,21 @@ from clusterenv.data.infos import Packed, Rows, VectorInfo
 from clusterenv.data.observation_mode import ObservationMode
 from clusterenv.data.spaces import Column, Layout
 
-__all__ = ["Engine", "EnvDescription", "EnvRaised", "Infos", "Recipe", "Slot"]
+__all__ = [
+    "Engine",
+    "EnvDescription",
+    "EnvRaised",
+    "Infos",
+    "PrecheckedActions",
+    "Recipe",
+    "Slot",
+    "skip_action_checks",
+]
 
 EnvFactory = Callable[..., gym.Env[Any, Any]]
 
 Infos = Packed | VectorInfo | None
-"""Packed infos from the Gymnasium loop, a plain vector info from the other engines."""
+"""Packed infos from the Gymnasium engine, a vector info from the others."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +66,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class EnvDescription:
-    """What the head needs to know of the environments of a shard."""
+    """Spaces and capabilities of a shard's environments, as the head needs them."""
 
     observation_space: gym.Space[Any]
     action_space: gym.Space[Any]
@@ -69,7 +80,7 @@ class EnvDescription:
     """Whether some of the environments can be reset, with options, while the others wait."""
     observation_mode: ObservationMode
     observation_spaces: tuple[gym.Space[Any], ...]
-    """Of every environment; if they may not differ, all are the first one's."""
+    """One per environment; all the same object unless they may differ."""
 
 
 class Slot(NamedTuple):
@@ -100,21 +111,21 @@ class EnvRaised(Exception):
         """Its row in the shard."""
         self.doing = doing
         self.note = note
-        """Why it is final, if it is: the environment must not be rebuilt again."""
+        """Why the environment must not be rebuilt again; empty if it may be."""
         self.infos: Rows = []
-        """Of the environments that were stepped before it."""
+        """Infos of the environments that were stepped before it."""
         self.left: list[int] = []
-        """Environments that were to be stepped after it."""
+        """Rows that were still to be stepped."""
 
 
 class Engine(Protocol):
-    """A group of environments stepped together, with no knowledge of any cluster."""
+    """A group of environments that are stepped together."""
 
     num_envs: int
     description: EnvDescription
 
-    def trust_actions(self) -> None:
-        """Spare the environments their own look at actions: all that come were looked at."""
+    def skip_action_checks(self) -> None:
+        """Let the environments skip their own check of actions: the caller has checked them."""
 
     def reset(
         self,
@@ -142,3 +153,36 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Close every environment."""
+
+
+class PrecheckedActions:
+    """Replaces ``action_space.contains`` and accepts an action that was checked before.
+
+    Most environments check every action, which takes a tenth of a CartPole step. The very object
+    in :attr:`checked` passes at once; anything else is checked by the space.
+    """
+
+    def __init__(self, space: gym.Space[Any]) -> None:
+        self._space = space
+        self.checked: Any = None
+        """The next action, already checked."""
+
+    def __call__(self, x: Any) -> bool:
+        """Return whether the space contains ``x``."""
+        return x is self.checked or self._space.contains(x)
+
+
+def skip_action_checks(env: Any) -> PrecheckedActions:
+    """Give an environment a copy of its action space with :class:`PrecheckedActions`.
+
+    The environment keeps its own check if a wrapper has another action space, or if its space
+    cannot be replaced.
+    """
+    contains = PrecheckedActions(env.action_space)
+    inner = env.unwrapped
+    if getattr(inner, "action_space", None) == env.action_space:
+        space = copy.copy(inner.action_space)
+        space.contains = contains
+        with contextlib.suppress(AttributeError):  # a property
+            inner.action_space = space
+    return contains

@@ -1,4 +1,4 @@
-"""EnvPool's C++ environments."""
+"""The engine for EnvPool's C++ environments."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = ["EnvPoolEngine"]
 class EnvPoolEngine:
     """A pool of EnvPool environments.
 
-    EnvPool takes seeds only when a pool is made, so ``reset(seed=…)`` makes the pool
-    anew. Environment ``i`` of the whole gets ``seed + i``: streams do not depend on
-    the sharding. The step after the end of an episode resets it and ignores the action.
+    EnvPool takes seeds only when a pool is made, so ``reset(seed=…)`` makes a new pool. The
+    environment with global index ``i`` gets ``seed + i``, for any number of shards. The step
+    after the end of an episode resets it and ignores the action.
     """
 
     def __init__(self, recipe: Recipe, first: int, count: int) -> None:
@@ -66,8 +66,8 @@ class EnvPoolEngine:
             self._task, env_type="gymnasium", num_envs=self.num_envs, **kwargs
         )
 
-    def trust_actions(self) -> None:
-        pass  # EnvPool looks at no actions
+    def skip_action_checks(self) -> None:
+        pass  # EnvPool does not check actions
 
     def reset(
         self,
@@ -129,7 +129,7 @@ def _import() -> Any:
 
 
 def _plain(info: dict[str, Any]) -> VectorInfo:
-    info.pop("env_id", None)  # within this pool; ClusterEnv says which they are
+    info.pop("env_id", None)  # local to this pool; ClusterEnv reports global ones
     return VectorInfo(info)
 
 

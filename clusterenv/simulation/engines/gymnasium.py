@@ -1,4 +1,4 @@
-"""The Gymnasium loop: any environment, one after the other, straight into columns."""
+"""The default engine: steps any Gymnasium environments one by one, straight into columns."""
 
 from __future__ import annotations
 
@@ -14,8 +14,15 @@ from gymnasium.vector import AutoresetMode
 from clusterenv.data.infos import Rows, pack
 from clusterenv.data.observation_mode import check_same_spaces
 from clusterenv.data.spaces import Column, Layout
-from clusterenv.simulation.engines.base import EnvDescription, EnvRaised, Infos, Recipe, Slot
-from clusterenv.simulation.engines.trust import Trust, trust
+from clusterenv.simulation.engines.base import (
+    EnvDescription,
+    EnvRaised,
+    Infos,
+    PrecheckedActions,
+    Recipe,
+    Slot,
+    skip_action_checks,
+)
 
 __all__ = ["GymnasiumEngine"]
 
@@ -23,14 +30,14 @@ __all__ = ["GymnasiumEngine"]
 class GymnasiumEngine:
     """Steps ``count`` environments, beginning at global index ``first``.
 
-    Equal to ``SyncVectorEnv`` in every value it returns. It differs in what it
-    does not do: no list of observations, no stacking, no copy of the result.
+    Returns the same values as ``SyncVectorEnv``, without its list of observations, stacking and
+    copy of the result.
     """
 
     def __init__(self, recipe: Recipe, first: int, count: int) -> None:
         self.num_envs = count
         self.check_final: Callable[[Any], None] | None = None
-        """Called with the last observation of an episode; raises if it is not as it should be."""
+        """Called with the final observation of an episode; raises if it is not in its space."""
         self._recipe, self._first = recipe, first
         self._envs: list[gym.Env[Any, Any]] = []
         try:
@@ -41,7 +48,7 @@ class GymnasiumEngine:
             self.close()
             raise
         env = self._envs[0]
-        # For whoever has no wish: so that no step is spent on resetting.
+        # SAME_STEP by default, so that no step is spent on resetting.
         mode = recipe.autoreset_mode or AutoresetMode.SAME_STEP
         self.description = EnvDescription(
             observation_space=env.observation_space,
@@ -63,7 +70,7 @@ class GymnasiumEngine:
         self._disabled = mode is AutoresetMode.DISABLED
         self._write = Layout(env.observation_space).write
         self._action_rows = Layout(env.action_space).rows
-        self._trusts: list[Trust] = []
+        self._prechecked: list[PrecheckedActions] = []
         self._ended = [False] * count
 
     def _check_spaces(self) -> None:
@@ -74,8 +81,8 @@ class GymnasiumEngine:
             [env.action_space for env in self._envs],
         )
 
-    def trust_actions(self) -> None:
-        self._trusts = [trust(env) for env in self._envs]
+    def skip_action_checks(self) -> None:
+        self._prechecked = [skip_action_checks(env) for env in self._envs]
 
     def reset(
         self,
@@ -100,7 +107,7 @@ class GymnasiumEngine:
         return pack(infos) if infos else None
 
     def step(self, actions: Sequence[Column], slot: Slot, rows: Sequence[int] | None) -> Infos:
-        envs, ended, write, trusts = self._envs, self._ended, self._write, self._trusts
+        envs, ended, write, prechecked = self._envs, self._ended, self._write, self._prechecked
         obs, rewards, terminations, truncations = slot
         steps: Iterable[tuple[int, Any]] = (
             enumerate(self._action_rows(actions))
@@ -113,8 +120,8 @@ class GymnasiumEngine:
         try:
             for row, action in steps:
                 env = envs[row]
-                if trusts:
-                    trusts[row].checked = action
+                if prechecked:
+                    prechecked[row].checked = action
                 if ended[row]:
                     if self._disabled:
                         raise gym.error.ResetNeeded(
@@ -156,14 +163,14 @@ class GymnasiumEngine:
         return pack(infos) if infos else None
 
     def rebuild(self, row: int, seed: int | None, obs: list[Column]) -> dict[str, Any]:
-        """Make an environment again, reset it into its row of ``obs``, return the info."""
+        """Replace an environment, reset it into its row of ``obs`` and return the info."""
         try:
             self._envs[row].close()
         except Exception:
-            pass  # it is at fault already
+            pass  # it has failed already
         self._envs[row] = env = _make(self._recipe, self._first + row)
-        if self._trusts:
-            self._trusts[row] = trust(env)
+        if self._prechecked:
+            self._prechecked[row] = skip_action_checks(env)
         value, info = env.reset(seed=seed)
         self._write(obs, row, value)
         return info
@@ -191,7 +198,7 @@ class GymnasiumEngine:
             try:
                 env.close()
             except Exception as error:
-                problem = error  # the others are closed all the same
+                problem = error  # after the others are closed
         if problem is not None:
             raise problem
 

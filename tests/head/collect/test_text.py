@@ -23,7 +23,8 @@ from clusterenv.data.arrow import from_utf8, to_utf8
 from clusterenv.data.fragment import Fragment
 from clusterenv.errors import ConfigError, SchemaMismatch
 from clusterenv.policies import Context, Decision, Policy
-from clusterenv.simulation.engines import Recipe, build
+from clusterenv.simulation.engines import build
+from clusterenv.simulation.engines.base import Recipe
 from clusterenv.simulation.loop import EnvLoop
 from clusterenv.simulation.policy_runner import Acting
 from clusterenv.simulation.space_check import SpaceBroken, SpaceCheck

@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from agents import Bad, Counter, Cycle, cartpole_policy
+from agents import Bad, Counter, Cycle, Recalls, cartpole_policy
 from compare import assert_same
 from distributed import Client
 from gymnasium.vector import SyncVectorEnv
@@ -107,6 +107,29 @@ def test_weights_travel_only_on_divergence(client: Client) -> None:
         envs.step(policy)
         nudge(policy, 1.0)
         assert envs.step(policy)[4]["policy_version"].tolist() == [0] * 4
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("mode", list(gym.vector.AutoresetMode)[:2])
+def test_a_recurrent_policy_has_diverged_where_it_acts_not_where_it_begins(
+    client: Client, mode: Any, shards: int
+) -> None:
+    """At the initial state all versions of this policy are alike."""
+    torch.manual_seed(0)
+    policy = Recalls()
+    with clusterenv.make_vec(
+        "CartPole-v1", 4, shards=shards, cluster=client, autoreset_mode=mode
+    ) as envs:
+        envs.sync = Divergence(0.05)
+        envs.reset(seed=1)
+        for _ in range(3):
+            assert envs.step(policy)[4]["policy_version"].tolist() == [0] * 4
+        with torch.no_grad():
+            policy.read.weight.add_(1e-4)
+        assert envs.step(policy)[4]["policy_version"].tolist() == [0] * 4
+        with torch.no_grad():
+            policy.read.weight.mul_(-5)
+        assert envs.step(policy)[4]["policy_version"].tolist() == [2] * 4
 
 
 @pytest.mark.parametrize("mode", list(gym.vector.AutoresetMode)[:2])

@@ -13,7 +13,8 @@ from worlds import World
 
 from clusterenv.data.spaces import Layout
 from clusterenv.errors import ConfigError
-from clusterenv.simulation.engines import Engine, EnvRaised, Recipe, Slot, build
+from clusterenv.simulation.engines import build
+from clusterenv.simulation.engines.base import Engine, EnvRaised, Recipe, Slot
 from clusterenv.simulation.engines.native import NativeEngine
 
 
@@ -59,12 +60,12 @@ def test_the_loop_is_shard_invariant() -> None:
     assert_same(np.concatenate(parts, axis=1), whole)
 
 
-@pytest.mark.parametrize("trusting", [False, True])
-def test_native_engine_equals_the_vector_entry_point(trusting: bool) -> None:
+@pytest.mark.parametrize("prechecked", [False, True])
+def test_native_engine_equals_the_vector_entry_point(prechecked: bool) -> None:
     mode = _native_mode("CartPole-v1")
     engine = NativeEngine(Recipe(gym.spec("CartPole-v1"), autoreset_mode=mode), 0, 8)
-    if trusting:
-        engine.trust_actions()
+    if prechecked:
+        engine.skip_action_checks()
     slot = slot_of(engine)
     reference = gym.make_vec("CartPole-v1", 8, vectorization_mode="vector_entry_point")
     engine.reset(slot, [4 + i for i in range(8)], None, None)
@@ -82,17 +83,17 @@ def test_native_engine_equals_the_vector_entry_point(trusting: bool) -> None:
     reference.close()
 
 
-def test_native_environments_look_at_actions_unless_told_that_somebody_has() -> None:
+def test_native_environments_check_actions_unless_they_were_prechecked() -> None:
     engine = NativeEngine(Recipe(gym.spec("CartPole-v1"), engine="native"), 0, 2)
     slot = slot_of(engine)
     engine.reset(slot, [1, 2], None, None)
     with pytest.raises(EnvRaised):
         engine.step([np.array([0, 7])], slot, None)
-    engine.trust_actions()
+    engine.skip_action_checks()
     engine.step([np.array([0, 7])], slot, None)
     other = NativeEngine(Recipe(gym.spec("CartPole-v1"), engine="native"), 0, 2)
     other.reset(slot, [1, 2], None, None)
-    with pytest.raises(EnvRaised):  # trust is of one engine
+    with pytest.raises(EnvRaised):  # prechecked for one engine alone
         other.step([np.array([0, 7])], slot, None)
     engine.close()
     other.close()

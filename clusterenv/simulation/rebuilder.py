@@ -1,4 +1,4 @@
-"""Rebuilding one environment while the others of its shard go on."""
+"""Rebuilds one environment that failed while the others of its shard go on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from clusterenv.data.fragment import Cut
 from clusterenv.data.seeds import rebuilt_seed
 from clusterenv.data.spaces import Column
-from clusterenv.simulation.engines import EnvRaised
+from clusterenv.simulation.engines.base import EnvRaised
 from clusterenv.simulation.env_faults import EnvFaults
 
 __all__ = ["Rebuildable", "Rebuilder"]
@@ -20,25 +20,25 @@ _UNSEEDED = " With a seed it can be made to happen again: Collector(..., seed=1)
 
 
 class Rebuildable(Protocol):
-    """An engine that can make one of its environments anew."""
+    """An engine that can replace one of its environments."""
 
     def rebuild(self, row: int, seed: int | None, obs: list[Column]) -> dict[str, Any]:
-        """Make an environment again, reset it into its row of ``obs``, return the info."""
+        """Replace an environment, reset it into its row of ``obs`` and return the info."""
 
 
 class Rebuilder:
-    """Rebuilds environments as long as the rule allows, and keeps account of it.
+    """Rebuilds environments as often as the rule allows, and records the episodes it cut.
 
     Parameters
     ----------
     engine
-        Has the environments.
+        The environments.
     rule
         How often one may be rebuilt.
     first
         Global index of the first environment.
     seeds
-        That the environments began with.
+        First seed of each environment.
     """
 
     def __init__(
@@ -55,23 +55,24 @@ class Rebuilder:
     def rebuild(
         self, fault: EnvRaised, action: Any, obs: list[Column], cut_at: int
     ) -> dict[str, Any]:
-        """Make the environment that failed anew; return the info of its reset.
+        """Replace the environment that failed; return the info of its reset.
 
         Parameters
         ----------
         fault
-            What happened; its cause is what was raised.
+            The failure; its cause is the exception.
         action
-            The last one that the environment got.
+            The environment's last action.
         obs
-            Columns to whose row the new environment's observation goes.
+            Columns that receive the new environment's observation.
         cut_at
             Time row of the last step of the episode that was cut.
 
         Raises
         ------
         EnvRaised
-            If the rule allows no more, with all that is needed to see it happen again.
+            If the rule does not allow another rebuild, with what is needed to reproduce the
+            fault.
         """
         row = fault.env
         while True:
@@ -101,6 +102,6 @@ class Rebuilder:
             return info
 
     def take_cuts(self) -> list[Cut]:
-        """Return what was cut since the last call."""
+        """Return the episodes cut since the last call."""
         cuts, self._cuts = self._cuts, []
         return cuts

@@ -1,4 +1,4 @@
-"""An environment that trusts takes the action it is given, and nothing else, for checked."""
+"""Only the very action that was checked before skips the check of the action space."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Discrete
 
-from clusterenv.simulation.engines.trust import trust
+from clusterenv.simulation.engines.base import skip_action_checks
 
 
 class Requests(gym.Env[int, int]):
@@ -33,24 +33,24 @@ def test_the_checked_action_alone_is_not_asked_about() -> None:
     env = Requests()
     wrapped = gym.wrappers.TimeLimit(env, 5)
     outside = np.int64(9)
-    trusting = trust(wrapped)
-    trusting.checked = outside
+    prechecked = skip_action_checks(wrapped)
+    prechecked.checked = outside
     assert env.step(outside)[-1] == {"allowed": [True, False, True], "in": True}
     assert env.step(np.int64(9))[-1]["allowed"] == [False, False, True]  # equal, but not it
 
 
 def test_other_environments_of_the_class_and_the_first_space_are_as_before() -> None:
     env = Requests()
-    trusting = trust(env)
-    trusting.checked = outside = np.int64(9)
+    prechecked = skip_action_checks(env)
+    prechecked.checked = outside = np.int64(9)
     assert not Requests().step(outside)[-1]["allowed"][0]
     assert not Requests.action_space.contains(outside)
     assert env.action_space == Requests.action_space
 
 
-def test_an_environment_that_trusts_can_be_copied_and_pickled() -> None:
+def test_an_environment_with_prechecked_actions_can_be_copied_and_pickled() -> None:
     env = Requests()
-    trust(env).checked = np.int64(9)
+    skip_action_checks(env).checked = np.int64(9)
     for other in (copy.deepcopy(env), pickle.loads(pickle.dumps(env))):
         assert other.step(np.int64(9))[-1]["allowed"] == [False, False, True]
 
@@ -75,13 +75,13 @@ class Spaceless(Requests):
 
 def test_what_a_wrappers_space_contains_is_not_in_the_environments() -> None:
     env = Wider(Requests())
-    trust(env).checked = outside = np.int64(9)
+    skip_action_checks(env).checked = outside = np.int64(9)
     assert env.step(outside)[-1]["allowed"] == [False, False, True]
-    trust(Wider(Spaceless()))  # that it does not raise is all
+    skip_action_checks(Wider(Spaceless()))  # that it does not raise is all
 
 
 @pytest.mark.parametrize("action", [1, 9])
 def test_a_space_that_cannot_be_replaced_looks_for_itself(action: int) -> None:
     env = Property()
-    trust(env).checked = given = np.int64(action)
+    skip_action_checks(env).checked = given = np.int64(action)
     assert env.step(given)[-1]["allowed"] == [action == 1, False, True]

@@ -1,4 +1,4 @@
-"""Steps of engines that spend some of them on resetting, recorded until they become tracks."""
+"""A ring of recorded steps, of which some only reset an environment."""
 
 from __future__ import annotations
 
@@ -10,57 +10,58 @@ import numpy.typing as npt
 
 from clusterenv.data.spaces import Column
 from clusterenv.simulation.episodes import (
-    Book,
-    Ledger,
+    EpisodeTracker,
+    TrackedSteps,
     choose_tracks,
     live_steps,
     steps_until_enough,
 )
 
-__all__ = ["Recorder", "Tracks"]
+__all__ = ["RING_HORIZONS", "StepRing", "Tracks"]
 
-_ARENA = 6  # horizons of steps kept: at worst every second step only resets
+RING_HORIZONS = 6
+"""Length of the ring, in horizons: in the worst case every second step only resets."""
 
 Ints = npt.NDArray[np.int64]
 
 
 class Tracks(NamedTuple):
-    """Which recorded steps are a fragment's rows."""
+    """The recorded steps that become a fragment's rows."""
 
     at: Ints
-    """Time row in the ring of every row, ``[horizon, n]``."""
+    """Each row's time row in the ring, ``[horizon, n]``."""
     envs: Ints
     """The environment of each track, from 0."""
     flat: Ints
-    """Rows of the ring's columns, flat, for every row of the fragment."""
+    """Each row's index into the ring's flattened columns."""
 
 
-class Recorder:
-    """A ring of recorded steps, and which of them are real and in no fragment yet.
+class StepRing:
+    """Recorded steps, and which of them are real and in no fragment yet.
 
     Parameters
     ----------
     n
-        Environments.
+        Number of environments.
     horizon
         Rows of a track.
-    ledger
-        Steps that are forgotten are entered here: their episodes go on all the same.
+    tracker
+        Counts the steps that are dropped: their episodes continue.
     """
 
-    def __init__(self, n: int, horizon: int, ledger: Ledger) -> None:
-        self.rows = _ARENA * horizon
+    def __init__(self, n: int, horizon: int, tracker: EpisodeTracker) -> None:
+        self.rows = RING_HORIZONS * horizon
         self.columns: dict[str, Column] = {}
         self.versions = np.zeros(self.rows, np.int32)
         self._n = n
         self._horizon = horizon
-        self._ledger = ledger
+        self._tracker = tracker
         self.now = 0
         """Steps recorded so far."""
         self._dead = np.zeros(n, np.bool_)
         self._live = np.zeros((self.rows, n), np.bool_)
         self._waiting = np.zeros(n, np.int64)  # real steps that are in no fragment yet
-        self._since = np.zeros(n, np.int64)  # the step from which they count
+        self._since = np.zeros(n, np.int64)  # the first step that may be in the next fragment
 
     @property
     def waiting_rows(self) -> int:
@@ -68,7 +69,7 @@ class Recorder:
         return int(self._waiting.sum())
 
     def spans(self, all_envs: bool) -> Iterator[range]:
-        """Yield the time rows to be filled, without a gap, until a fragment is full."""
+        """Yield consecutive time rows for the caller to fill, until a fragment is full."""
         while steps := steps_until_enough(self._waiting, self._horizon, all_envs):
             start = self.now % self.rows
             stop = min(start + steps, self.rows)
@@ -80,17 +81,17 @@ class Recorder:
             self.now += stop - start
 
     def take(self) -> Tracks:
-        """Choose the steps of a fragment; they wait no longer."""
+        """Choose the steps of a fragment and mark them as used."""
         window, waiting = self._window()
         times, envs = choose_tracks(waiting, self._horizon)
         self._waiting -= self._horizon * np.bincount(envs, minlength=self._n)
-        self._since[envs] = window + times[-1] + 1  # the last track of an environment counts
+        self._since[envs] = window + times[-1] + 1  # the last of an environment's tracks wins
         times += window % self.rows
         np.subtract(times, self.rows, out=times, where=times >= self.rows)  # faster than modulo
         return Tracks(times, envs, (times * self._n + envs).reshape(-1))
 
-    def forget(self) -> Book:
-        """Let go of all steps that wait, and return what they were."""
+    def drop(self) -> TrackedSteps:
+        """Drop all steps that are in no fragment, and return them."""
         window, waiting = self._window()
         env, time = np.nonzero(waiting.T)
         at = (window + time) % self.rows
@@ -100,10 +101,10 @@ class Recorder:
         )
         self._waiting[:] = 0
         self._since[:] = self.now
-        return self._ledger.post(envs, counts, reward, terminated | truncated)
+        return self._tracker.advance(envs, counts, reward, terminated | truncated)
 
     def _window(self) -> tuple[int, npt.NDArray[np.bool_]]:
-        """Return the first step of those that may wait, and which of them do."""
+        """Return the first step that may be unused, and which steps since then are."""
         first = int(self._since.min())
         times = np.arange(first, self.now)
         return first, self._live[times % self.rows] & (times[:, None] >= self._since)

@@ -1,19 +1,19 @@
-"""Books of tracks, against the same written step by step."""
+"""Episode and step numbers of tracks, against a plain loop over steps."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from clusterenv.simulation.episodes import Ledger, choose_tracks, live_steps
-from clusterenv.simulation.recorder import Recorder
+from clusterenv.simulation.episodes import EpisodeTracker, choose_tracks, live_steps
+from clusterenv.simulation.step_ring import StepRing
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_books_are_those_of_a_plain_loop(seed: int) -> None:
+def test_numbers_and_returns_are_those_of_a_plain_loop(seed: int) -> None:
     rng = np.random.default_rng(seed)
     n = 4
-    ledger = Ledger.begin(n)
+    tracker = EpisodeTracker(n)
     step, episode, total = [0] * n, [0] * n, [0.0] * n
     for _ in range(5):
         envs = np.sort(rng.integers(0, n, rng.integers(0, 6)))
@@ -30,12 +30,12 @@ def test_books_are_those_of_a_plain_loop(seed: int) -> None:
                 returns.append(total[env])
                 lengths.append(step[env])
                 step[env], episode[env], total[env] = 0, episode[env] + 1, 0.0
-        book = ledger.post(envs, counts, reward, ended)
-        assert (book.step.tolist(), book.episode.tolist()) == (steps, episodes)
-        assert (book.returns, book.lengths) == (returns, lengths)
-        assert ledger.step.tolist() == step
-        assert ledger.episode.tolist() == episode
-        assert ledger.total.tolist() == total
+        tracked = tracker.advance(envs, counts, reward, ended)
+        assert (tracked.step.tolist(), tracked.episode.tolist()) == (steps, episodes)
+        assert (tracked.returns, tracked.lengths) == (returns, lengths)
+        assert tracker.step.tolist() == step
+        assert tracker.episode.tolist() == episode
+        assert tracker.total.tolist() == total
 
 
 def test_the_step_after_an_end_is_dead_and_the_one_after_it_is_not() -> None:
@@ -72,18 +72,18 @@ def test_recorded_steps_come_out_once_and_in_order(ends: float, horizon: int) ->
     """However often episodes end, around the ring and back."""
     rng = np.random.default_rng(1)
     n = 6
-    recorder = Recorder(n, horizon, Ledger.begin(n))
-    columns = recorder.columns
+    ring = StepRing(n, horizon, EpisodeTracker(n))
+    columns = ring.columns
     for name, dtype in (("terminated", np.bool_), ("truncated", np.bool_), ("reward", np.float32)):
-        columns[name] = np.zeros((recorder.rows, n), dtype)
-    stamp = np.zeros((recorder.rows, n), np.int64)  # the step at which a row was written
+        columns[name] = np.zeros((ring.rows, n), dtype)
+    stamp = np.zeros((ring.rows, n), np.int64)  # the step at which a row was written
     real: list[list[int]] = [[] for _ in range(n)]
     seen: list[list[int]] = [[] for _ in range(n)]
     dead = np.zeros(n, np.bool_)
     now = 0
     rate = ends * np.linspace(0, 1, n)  # some environments end often, others never
     for _ in range(60):
-        for span in recorder.spans(all_envs=False):
+        for span in ring.spans(all_envs=False):
             for t in span:
                 over = ~dead & (rng.random(n) < rate)
                 columns["terminated"][t] = over
@@ -92,7 +92,7 @@ def test_recorded_steps_come_out_once_and_in_order(ends: float, horizon: int) ->
                     real[env].append(now)
                 dead = over
                 now += 1
-        tracks = recorder.take()
+        tracks = ring.take()
         assert tracks.at.shape == (horizon, n)
         rows = stamp.reshape(-1)[tracks.flat].reshape(horizon, n)
         for column, env in enumerate(tracks.envs):

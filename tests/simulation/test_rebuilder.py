@@ -19,7 +19,8 @@ from clusterenv import EnvFaults, ReplayStore, errors
 from clusterenv.data.fragment import Fragment
 from clusterenv.data.seeds import rebuilt_seed
 from clusterenv.policies.base import Context, Decision, Policy
-from clusterenv.simulation.engines import EnvRaised, Recipe, build
+from clusterenv.simulation.engines import build
+from clusterenv.simulation.engines.base import EnvRaised, Recipe
 from clusterenv.simulation.loop import EnvLoop
 from clusterenv.simulation.policy_faults import PolicyFault
 from clusterenv.simulation.policy_runner import Acting
@@ -240,7 +241,7 @@ class Failing:
     def __init__(self, raises: bool) -> None:
         self.engine = build(Recipe(gym.spec("CartPole-v1"), engine="native"), 0, 4)
         self.num_envs, self.description = 4, self.engine.description
-        self.reset, self.trust_actions = self.engine.reset, self.engine.trust_actions
+        self.reset, self.skip_action_checks = self.engine.reset, self.engine.skip_action_checks
         self.steps, self.raises = 0, raises
 
     def step(self, actions: Any, slot: Any, rows: Any) -> Any:
@@ -279,7 +280,7 @@ def test_engines_that_cannot_rebuild_one_say_which_is_broken(policy: Policy) -> 
 
 
 class Once(Frail):
-    """Fails in its thirtieth step, whoever rebuilds it."""
+    """Fails in its thirtieth step, however often it is rebuilt."""
 
     def __init__(self) -> None:
         super().__init__(0, {30: "raise"}, 20, again=10**6)
