@@ -50,12 +50,16 @@ def nbytes(key: str) -> int:
 
 
 def check() -> None:
-    """Raise ``ConfigError`` if a time or size among the settings cannot be read."""
+    """Raise ``ConfigError`` if a setting has no possible value."""
     for name in get("timeout"):
         seconds(f"timeout.{name}")
     seconds("watch")
     for name in ("message", "extras"):
         nbytes(f"channel.{name}")
+    if get("worker.tune") not in (True, False, "auto"):
+        raise ConfigError(
+            f"clusterenv.worker.tune={shown(get('worker.tune'))}; one of 'auto', True and False"
+        )
 
 
 def _parsed(name: str, given: Any, parse: Callable[[Any], Any], most: float, fault: str) -> float:

@@ -1,9 +1,12 @@
-"""Starts the processes of local clusters quickly, by forking them from one that waits for it."""
+"""Starts the workers of local clusters quickly, by forking them from one process."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import threading
+from collections.abc import Iterator
 from multiprocessing import forkserver
 from typing import Any
 
@@ -11,30 +14,61 @@ import dask
 
 from clusterenv import config
 
-__all__ = ["fork_workers"]
+__all__ = ["can_fork", "forking", "start_fork_server"]
 
 _METHOD = "distributed.worker.multiprocessing-method"
 
+_lock = threading.Lock()
+_starting = 0  # workers that are being forked now
+_before = ""  # the method that was set before
 
-def fork_workers() -> dict[str, Any]:
-    """Have Dask fork the workers that this process starts; return options for their nannies.
 
-    A worker that is spawned imports everything anew, in about three seconds. Here one process does
-    so, waits, and is forked for each worker: those begin at once, also after a kill, and
-    share the memory of what was imported. It ends with this process.
+def can_fork() -> bool:
+    """Whether local workers are forked.
 
     The setting ``clusterenv.local.fork`` turns it off, and so does another method than ``spawn``
-    in Dask's configuration. Elsewhere than on Linux libraries do not stand a fork, and Python
-    3.11.0 lets other users in (CVE-2022-42919).
+    in Dask's configuration. Only on Linux are the libraries safe to fork, and Python 3.11.0 lets
+    other users connect to the fork server (CVE-2022-42919).
     """
     safe = sys.platform == "linux" and sys.version_info >= (3, 11, 1)
     wanted = safe and config.get("local.fork")
-    if not wanted or dask.config.get(_METHOD) not in ("spawn", "forkserver"):
+    return bool(wanted and dask.config.get(_METHOD) in ("spawn", "forkserver"))
+
+
+def start_fork_server() -> dict[str, Any]:
+    """Start the process that workers are forked from; return options for their nannies.
+
+    A worker that is spawned imports everything, in about three seconds. The fork server has
+    imported everything and is forked for each worker: workers start at once, also after a kill,
+    and share the memory of what was imported. It ends with this process.
+    """
+    if not can_fork():
         return {}
-    dask.config.set({_METHOD: "forkserver"})  # for good: nannies start workers again and again
     for name, value in dask.config.get("distributed.nanny.pre-spawn-environ").items():
         os.environ.setdefault(name, str(value))  # as nannies do; libraries look when imported
     forkserver.set_forkserver_preload(["clusterenv.worker.preload"])
     forkserver.ensure_running()
-    # What was set since the process began to wait must reach the workers too.
+    # Variables that were set after the fork server started must reach the workers too.
     return {"env": dict(os.environ)}
+
+
+@contextlib.contextmanager
+def forking() -> Iterator[None]:
+    """Let Dask fork the worker processes that are started in this context.
+
+    Dask reads the method from its global configuration. It is set only while workers of ours
+    start, so that other clusters of this process keep theirs.
+    """
+    global _starting, _before
+    with _lock:
+        if not _starting:
+            _before = dask.config.get(_METHOD)
+            dask.config.set({_METHOD: "forkserver"})
+        _starting += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _starting -= 1
+            if not _starting:
+                dask.config.set({_METHOD: _before})

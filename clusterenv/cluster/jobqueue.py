@@ -17,6 +17,7 @@ from distributed.security import Security
 
 from clusterenv.cluster.replacement import ReplaceLostJobs
 from clusterenv.cluster.security import LOOPBACK, NO_PAGES, in_files
+from clusterenv.data.processes import OWN_WORKER
 from clusterenv.errors import ConfigError
 
 __all__ = ["JOBQUEUES", "job_options", "jobqueue_class", "start_jobqueue"]
@@ -112,6 +113,7 @@ def job_options(options: Mapping[str, Any], settings: Mapping[str, Any]) -> dict
     """Return the options of a jobqueue cluster, completed with what suits environments.
 
     - A job's cores become as many single-threaded processes, one for each shard.
+    - Workers know that they were started here, so that shards may tune their processes.
     - Dask's HTTP servers, which know no TLS, are reached from their own machine only, and show
       no dashboard that was not asked for.
 
@@ -146,6 +148,7 @@ def job_options(options: Mapping[str, Any], settings: Mapping[str, Any]) -> dict
         **options,
         "scheduler_options": scheduler,
         "worker_extra_args": arguments,
+        "job_script_prologue": [*asked("job_script_prologue", []), f"export {OWN_WORKER}=1"],
     }
     processes = asked("processes", asked("cores"))
     if processes is not None:

@@ -37,7 +37,6 @@ class LocalPolicy:
     def update(self, policy: bytes | None, version: int, buffer: npt.NDArray[np.uint8]) -> None:
         """Take the policy, or newer weights, if the request brings them."""
         if policy is not None:
-            torch.set_num_threads(1)
             self._policy: Policy = loads(policy).eval()
             self._manifest = manifest_of(self._policy)
             self._state = initial_state(self._policy, self._n)

@@ -15,12 +15,14 @@ from clusterenv.simulation.engines import Engine, Infos, Slot
 from clusterenv.simulation.local_policy import LocalPolicy
 from clusterenv.simulation.masks import InfoMask
 from clusterenv.simulation.random_stream import RandomStream
-from clusterenv.transport.connection import Connection, Header
+from clusterenv.transport.blocking import BlockingConnection
+from clusterenv.transport.framing import Header
 from clusterenv.transport.messages import (
     ActRequest,
     CallRequest,
     MessageKind,
     ResetRequest,
+    ResultMeta,
     StepRequest,
 )
 from clusterenv.worker.failures import failure_of
@@ -31,7 +33,7 @@ __all__ = ["StepServer"]
 class StepServer:
     """Answers the head's frames, in order."""
 
-    def __init__(self, engine: Engine, connection: Connection, first: int) -> None:
+    def __init__(self, engine: Engine, connection: BlockingConnection, first: int) -> None:
         self._engine = engine
         self._connection = connection
         self._first = first
@@ -158,7 +160,8 @@ class StepServer:
         chosen: dict[str, Column] | None = None,
     ) -> None:
         objects = [self._slot.obs[k][rows] for k in self._layout.objects]
-        blob = dumps((infos, objects, chosen)) if infos or objects or chosen else b""
+        meta = ResultMeta(infos, objects, chosen)
+        blob = dumps(tuple(meta)) if infos or objects or chosen else b""
         self._connection.send(MessageKind.RESULT, blob, self._slot.buffers(self._layout, rows))
 
 
