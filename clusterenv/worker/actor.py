@@ -40,8 +40,6 @@ class Shard:
 
     def __init__(self, spec: ShardSpec) -> None:
         worker = get_worker()
-        if may_tune(spec.tune, spec.head):
-            tune_process()
         self._spec = spec
         self._host = _bindable_host(worker.address)
         self._tls = self._to_workers = None
@@ -92,6 +90,8 @@ class Shard:
         engine: Engine | None = None
         try:
             try:
+                if may_tune(self._spec.tune, self._spec.head):
+                    tune_process()  # in this thread: other threads keep their torch threads
                 engine = build(loads(self._recipe), self._spec.first, self._spec.count)
                 stream = None if self._stream is None else self._make_stream(engine, self._stream)
                 self._listener = self._listen()

@@ -38,7 +38,10 @@ def may_tune(tune: Tune, head: tuple[int, int]) -> bool:
 
 
 def tune_process() -> None:
-    """Let torch use one thread, and malloc keep freed memory; both apply to the whole process."""
+    """Let torch use one thread, and malloc keep freed memory; for the whole process.
+
+    Call it in the thread that uses torch: threads that used it before keep their number.
+    """
     torch.set_num_threads(1)  # the shards are the parallelism
     keep_freed_memory()
 

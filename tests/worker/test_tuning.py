@@ -6,17 +6,18 @@ import os
 import platform
 import subprocess
 import sys
+from typing import Any
 
 import dask
 import pytest
 import torch
-from agents import cartpole_policy
 from distributed import Client, LocalCluster
 
 import clusterenv
-from clusterenv import ConfigError
 from clusterenv.cluster.jobqueue import job_options
 from clusterenv.data.processes import OWN_WORKER
+from clusterenv.errors import ConfigError
+from clusterenv.policies import Context, Decision, Policy
 from clusterenv.simulation.random_stream import this_process
 from clusterenv.worker.tuning import keep_freed_memory, may_tune
 
@@ -80,25 +81,33 @@ def test_jobs_know_that_they_are_ours() -> None:
     assert job_options({}, settings)["job_script_prologue"][0] == "module load cuda"
 
 
-def state() -> tuple[int, bool]:
-    """Threads of torch, and whether malloc was told to keep memory."""
-    return torch.get_num_threads(), keep_freed_memory.cache_info().currsize > 0
+class Threads(Policy):
+    """Tells how many threads torch uses where it acts."""
+
+    def act(self, obs: Any, context: Context) -> Decision:
+        actions = torch.zeros(len(context.envs), dtype=torch.int64)
+        return Decision(actions, {"threads": torch.full(actions.shape, torch.get_num_threads())})
 
 
-def use(client: Client, tune: bool | str) -> list[tuple[int, bool]]:
-    """Step and collect on a cluster; return the state of its workers."""
+def kept() -> bool:
+    """Whether malloc was told to keep freed memory."""
+    return keep_freed_memory.cache_info().currsize > 0
+
+
+def use(client: Client, tune: bool | str) -> tuple[int, int, bool]:
+    """Return torch's threads in stepping and in collecting shards, and whether memory is kept."""
     client.run(torch.set_num_threads, 2)
     client.run(keep_freed_memory.cache_clear)
     with dask.config.set({"clusterenv.worker.tune": tune}):
         with clusterenv.make_vec("CartPole-v1", 2, shards=1, cluster=client) as envs:
             envs.reset(seed=1)
-            envs.step(cartpole_policy())
-        policy = cartpole_policy()
+            *_, info = envs.step(Threads())
         with clusterenv.Collector(
-            "CartPole-v1", policy, num_envs=2, horizon=4, shards=1, cluster=client
+            "CartPole-v1", Threads(), num_envs=2, horizon=4, shards=1, cluster=client
         ) as collector:
-            collector.rollout()
-    return list(client.run(state).values())
+            (batch,) = collector.rollout()
+    (memory,) = client.run(kept).values()
+    return int(info["threads"][0]), int(batch["threads"][0, 0]), memory
 
 
 def test_workers_that_others_may_share_are_left_as_they_are() -> None:
@@ -106,11 +115,11 @@ def test_workers_that_others_may_share_are_left_as_they_are() -> None:
         LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
-        assert use(client, "auto") == [(2, False)]
-        assert use(client, True) == [(1, True)]
+        assert use(client, "auto") == (2, 2, False)
+        assert use(client, True) == (1, 1, True)
 
 
 def test_workers_of_our_own_clusters_are_tuned() -> None:
     with clusterenv.connect("local", n_workers=1, set_as_default=False) as client:
-        assert use(client, False) == [(2, False)]
-        assert use(client, "auto") == [(1, True)]
+        assert use(client, False) == (2, 2, False)
+        assert use(client, "auto") == (1, 1, True)
