@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from clusterenv.head.collect.collector import Collector
     from clusterenv.head.fleet.restarts import Restarts
     from clusterenv.head.monitor.stats import Stats
-    from clusterenv.head.vector.cluster_env import ClusterEnv, make_vec
+    from clusterenv.head.vector.cluster_env import ClusterEnv
+    from clusterenv.head.vector.make_vec import make_vec
     from clusterenv.head.vector.sb3 import SB3VecEnv
     from clusterenv.simulation.env_faults import EnvFaults
     from clusterenv.store import ReplayStore, RolloutStore, open_dataset, to_minari
@@ -57,7 +58,8 @@ _MODULES = {
     "head.collect.collector": ("Collector",),
     "head.fleet.restarts": ("Restarts",),
     "head.monitor.stats": ("Stats",),
-    "head.vector.cluster_env": ("ClusterEnv", "make_vec"),
+    "head.vector.cluster_env": ("ClusterEnv",),
+    "head.vector.make_vec": ("make_vec",),
     "head.vector.sb3": ("SB3VecEnv",),
     "simulation.env_faults": ("EnvFaults",),
     "store": ("ReplayStore", "RolloutStore", "open_dataset", "to_minari"),

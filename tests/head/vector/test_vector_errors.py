@@ -27,7 +27,7 @@ from worlds import Faulty, World
 import clusterenv
 from clusterenv import errors
 
-TESTS = str(Path(__file__).parent)
+TESTS = str(Path(__file__).parents[2])
 
 shared = pytest.mark.usefixtures("leaves_nothing")
 
