@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from clusterenv.head.fleet.env_spaces import env_spaces
     from clusterenv.head.fleet.restarts import Restarts
     from clusterenv.head.monitor.stats import Stats
-    from clusterenv.head.vector.cluster_env import ClusterEnv, make_vec
+    from clusterenv.head.vector.cluster_env import ClusterEnv
+    from clusterenv.head.vector.make_vec import make_vec
     from clusterenv.head.vector.sb3 import SB3VecEnv as SB3VecEnv
     from clusterenv.simulation.env_faults import EnvFaults
     from clusterenv.store import ReplayStore, RolloutStore, open_dataset, to_minari
@@ -60,7 +61,8 @@ _MODULES = {
     "head.fleet.env_spaces": ("env_spaces",),
     "head.fleet.restarts": ("Restarts",),
     "head.monitor.stats": ("Stats",),
-    "head.vector.cluster_env": ("ClusterEnv", "make_vec"),
+    "head.vector.cluster_env": ("ClusterEnv",),
+    "head.vector.make_vec": ("make_vec",),
     "head.vector.sb3": ("SB3VecEnv",),
     "simulation.env_faults": ("EnvFaults",),
     "store": ("ReplayStore", "RolloutStore", "open_dataset", "to_minari"),

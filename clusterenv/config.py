@@ -50,12 +50,16 @@ def nbytes(key: str) -> int:
 
 
 def check() -> None:
-    """Raise ``ConfigError`` if a setting that is a time or a size is invalid."""
+    """Raise ``ConfigError`` if a setting is invalid."""
     for name in get("timeout"):
         seconds(f"timeout.{name}")
     seconds("watch")
     for name in ("message", "extras"):
         nbytes(f"channel.{name}")
+    if get("worker.tune") not in (True, False, "auto"):
+        raise ConfigError(
+            f"clusterenv.worker.tune={shown(get('worker.tune'))}; one of 'auto', True and False"
+        )
 
 
 def _parsed(name: str, given: Any, parse: Callable[[Any], Any], most: float, fault: str) -> float:

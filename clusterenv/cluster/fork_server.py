@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import threading
+from collections.abc import Iterator
 from multiprocessing import forkserver
 from typing import Any
 
@@ -11,17 +14,17 @@ import dask
 
 from clusterenv import config
 
-__all__ = ["fork_workers"]
+__all__ = ["can_fork", "forking", "start_fork_server"]
 
 _METHOD = "distributed.worker.multiprocessing-method"
 
+_lock = threading.Lock()
+_starting = 0  # workers that are being forked now
+_before = ""  # the method that was set before
 
-def fork_workers() -> dict[str, Any]:
-    """Make Dask fork the workers that this process starts; return options for their nannies.
 
-    A spawned worker takes about three seconds to import its packages. The fork server imports them
-    once and is forked for each worker. Workers then start at once, also after a kill, and share
-    the memory of the imported packages. The fork server ends with this process.
+def can_fork() -> bool:
+    """Whether local workers are forked.
 
     The setting ``clusterenv.local.fork`` turns this off, and so does any method but ``spawn`` in
     Dask's configuration. It is used on Linux only, where libraries survive a fork, and not with
@@ -29,12 +32,43 @@ def fork_workers() -> dict[str, Any]:
     """
     safe = sys.platform == "linux" and sys.version_info >= (3, 11, 1)
     wanted = safe and config.get("local.fork")
-    if not wanted or dask.config.get(_METHOD) not in ("spawn", "forkserver"):
+    return bool(wanted and dask.config.get(_METHOD) in ("spawn", "forkserver"))
+
+
+def start_fork_server() -> dict[str, Any]:
+    """Start the process that workers are forked from; return options for their nannies.
+
+    A worker that is spawned imports everything, in about three seconds. The fork server has
+    imported everything and is forked for each worker: workers start at once, also after a kill,
+    and share the memory of what was imported. It ends with this process.
+    """
+    if not can_fork():
         return {}
-    dask.config.set({_METHOD: "forkserver"})  # permanently: nannies also restart workers
     for name, value in dask.config.get("distributed.nanny.pre-spawn-environ").items():
         os.environ.setdefault(name, str(value))  # as nannies do; libraries read it on import
     forkserver.set_forkserver_preload(["clusterenv.worker.preload"])
     forkserver.ensure_running()
     # Variables that were set after the fork server started must reach the workers too.
     return {"env": dict(os.environ)}
+
+
+@contextlib.contextmanager
+def forking() -> Iterator[None]:
+    """Let Dask fork the worker processes that are started in this context.
+
+    Dask reads the method from its global configuration. It is set only while workers of ours
+    start, so that other clusters of this process keep theirs.
+    """
+    global _starting, _before
+    with _lock:
+        if not _starting:
+            _before = dask.config.get(_METHOD)
+            dask.config.set({_METHOD: "forkserver"})
+        _starting += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _starting -= 1
+            if not _starting:
+                dask.config.set({_METHOD: _before})

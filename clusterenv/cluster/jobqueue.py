@@ -17,6 +17,7 @@ from distributed.security import Security
 
 from clusterenv.cluster.plugins import ReplaceLostJobs
 from clusterenv.cluster.security import LOOPBACK, NO_HTTP_ROUTES, in_files
+from clusterenv.data.processes import OWN_WORKER
 from clusterenv.errors import ConfigError
 
 __all__ = ["JOBQUEUES", "job_options", "jobqueue_class", "start_jobqueue"]
@@ -112,6 +113,7 @@ def job_options(options: Mapping[str, Any], settings: Mapping[str, Any]) -> dict
     """Return the options of a jobqueue cluster with defaults that suit environments.
 
     - Each core of a job runs one single-threaded process, for one shard.
+    - Workers are marked as started here, so that shards may tune their processes.
     - Dask's HTTP servers, which do not support TLS, listen on loopback only. There is no dashboard
       unless the user names an address for it.
 
@@ -146,6 +148,7 @@ def job_options(options: Mapping[str, Any], settings: Mapping[str, Any]) -> dict
         **options,
         "scheduler_options": scheduler,
         "worker_extra_args": arguments,
+        "job_script_prologue": [*given("job_script_prologue", []), f"export {OWN_WORKER}=1"],
     }
     processes = given("processes", given("cores"))
     if processes is not None:

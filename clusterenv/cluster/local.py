@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import signal
 from typing import Any
 
@@ -12,10 +14,10 @@ from distributed import LocalCluster, Nanny, Worker
 from distributed.security import Security
 
 from clusterenv import config
-from clusterenv.cluster.fork_server import fork_workers
+from clusterenv.cluster.fork_server import can_fork, forking, start_fork_server
 from clusterenv.cluster.plugins import ReplaceLostWorkers
 from clusterenv.cluster.security import LOOPBACK, NO_HTTP_ROUTES
-from clusterenv.data.processes import signal_on_parent_death
+from clusterenv.data.processes import OWN_WORKER, signal_on_parent_death
 
 __all__ = ["LocalNanny", "LocalWorker", "start_local"]
 
@@ -40,6 +42,7 @@ class LocalWorker(Worker):  # type: ignore[misc]  # distributed is untyped
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
+        os.environ[OWN_WORKER] = "1"
         signal_on_parent_death(signal.SIGKILL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked since its start
@@ -63,10 +66,15 @@ class LocalWorker(Worker):  # type: ignore[misc]  # distributed is untyped
 
 
 class LocalNanny(Nanny):  # type: ignore[misc]  # distributed is untyped
-    """Starts and restarts a :class:`LocalWorker`."""
+    """Starts and restarts a :class:`LocalWorker`, by forking it if possible."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
+        self._fork = can_fork()
         super().__init__(*args, **{"worker_class": LocalWorker, **options})
+
+    async def instantiate(self) -> Any:
+        with forking() if self._fork else contextlib.nullcontext():
+            return await super().instantiate()
 
 
 class _PlainNanny(LocalNanny):
@@ -81,7 +89,7 @@ def start_local(security: Security | None, options: dict[str, Any]) -> LocalClus
     options = _local_options(options)
     routes = {} if options["dashboard_address"] else NO_HTTP_ROUTES
     if options.get("processes") is not False:
-        options = {**fork_workers(), **options}
+        options = {**start_fork_server(), **options}
     with dask.config.set({**_QUIET, **routes}):
         cluster = LocalCluster(security=security, **options)
     cluster.scheduler.add_plugin(ReplaceLostWorkers(cluster))

@@ -11,7 +11,10 @@ from typing import Any
 
 from clusterenv.errors import WrongProcess
 
-__all__ = ["ProcessGuard", "hold_at_fork", "signal_on_parent_death"]
+__all__ = ["OWN_WORKER", "ProcessGuard", "hold_at_fork", "signal_on_parent_death"]
+
+OWN_WORKER = "CLUSTERENV_WORKER"
+"""Environment variable that marks worker processes of clusters that ClusterEnv started."""
 
 
 _generation = 0  # number of forks since the first process: faster to read than os.getpid()

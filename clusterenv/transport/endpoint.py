@@ -1,8 +1,8 @@
-"""How the head and a shard find each other: one listens, the other comes with a token.
+"""Listening for connections, and connecting: the client authenticates itself with a token.
 
-Between machines a connection is a TCP connection, under the cluster's TLS certificates if it has
-any. Between processes of one user on one Linux machine it is a Unix socket: nobody else can
-connect to it or read along, so there is nothing to encrypt.
+Between machines a connection uses TCP, with the cluster's TLS certificates if it has any. Between
+processes of one user on one Linux machine it uses a Unix socket. No other user can connect to it
+or read it, so it is not encrypted.
 """
 
 from __future__ import annotations
@@ -20,41 +20,42 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from clusterenv.errors import ConfigError, ConnectionClosed
-from clusterenv.transport.connection import MESSAGE_LIMIT, Connection
+from clusterenv.transport.blocking import BlockingConnection
+from clusterenv.transport.framing import MESSAGE_LIMIT
 
-__all__ = ["Endpoint", "Listener", "reach"]
+__all__ = ["Endpoint", "Listener", "connect"]
 
 _TOKEN_BYTES = 32
 _HANDSHAKE_SECONDS = 5.0
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
-_HAS_LOCAL = sys.platform == "linux"  # names without files, and peers that cannot lie who they are
+_HAS_LOCAL = sys.platform == "linux"  # abstract socket names and SO_PEERCRED
 
 
 class Endpoint(NamedTuple):
-    """Where a shard listens, and what the head must say there."""
+    """The addresses of a :class:`Listener`, and the token that it asks for."""
 
     host: str
     port: int
     local: bytes | None
-    """Name of a Unix socket without a file, for a head on the same machine."""
+    """Abstract name of a Unix socket, for clients on the same machine."""
     token: bytes
 
 
 class Listener:
-    """Waits for those who know the token.
+    """Accepts connections from clients that know the token.
 
     Parameters
     ----------
     host
-        Where to listen.
+        The address to listen on.
     context
-        Of TLS, for heads that come by TCP.
+        TLS context for TCP connections; ``None`` for no TLS.
     ports
-        The first and the last port allowed.
+        The first and the last port allowed; ``None`` for any.
     local
         Whether to listen on a Unix socket too.
     limit
-        Largest message of a connection, in bytes.
+        Largest blob of a message, in bytes.
     """
 
     def __init__(
@@ -79,13 +80,13 @@ class Listener:
         port: int = tcp.getsockname()[1]
         self.endpoint = Endpoint(host, port, name, secrets.token_bytes(_TOKEN_BYTES))
 
-    def accept(self, timeout: float) -> Connection:
-        """Return the head's connection; strangers are turned away without an answer.
+    def accept(self, timeout: float) -> BlockingConnection:
+        """Return the head's connection; clients without the token are disconnected.
 
         Raises
         ------
         ConnectionClosed
-            If the head did not come within ``timeout`` seconds, or the listener was closed.
+            If the head did not connect within ``timeout`` seconds, or the listener was closed.
         """
         deadline = time.monotonic() + timeout
         while (left := deadline - time.monotonic()) > 0:
@@ -101,7 +102,7 @@ class Listener:
         raise ConnectionClosed(f"the head did not connect within {timeout:g} s")
 
     def arrivals(self, timeout: float | None) -> list[socket.socket]:
-        """Return those who knock, or nobody if none does in time.
+        """Return the sockets of new clients; none if no client connects within ``timeout`` seconds.
 
         Raises
         ------
@@ -118,16 +119,15 @@ class Listener:
         except (OSError, ValueError) as error:
             raise ConnectionClosed("the listener was closed") from error
 
-    def admit(self, sock: socket.socket) -> Connection | None:
-        """Return the connection of one who knows the token; a stranger's connection is closed."""
+    def admit(self, sock: socket.socket) -> BlockingConnection | None:
+        """Return the connection of a client that knows the token; close that of any other."""
         try:
             sock.settimeout(_HANDSHAKE_SECONDS)
             known = not _is_local(sock) or _peer_is_me(sock)
             if self._context is not None and not _is_local(sock):
                 sock = self._context.wrap_socket(sock, server_side=True)
             if known and hmac.compare_digest(_read_token(sock), self.endpoint.token):
-                sock.settimeout(None)
-                return Connection(sock, self._limit)
+                return BlockingConnection(sock, self._limit)
         except OSError:
             pass
         sock.close()
@@ -151,18 +151,16 @@ def _read_token(sock: socket.socket) -> bytes:
     return given
 
 
-def reach(
-    endpoint: Endpoint,
-    context: ssl.SSLContext | None,
-    timeout: float,
-    limit: int = MESSAGE_LIMIT,
-) -> Connection:
-    """Connect to a :class:`Listener`, the shortest way there is.
+def connect(endpoint: Endpoint, context: ssl.SSLContext | None, timeout: float) -> socket.socket:
+    """Return a socket that is connected to a :class:`Listener` and has sent the token.
+
+    It is a Unix socket if the listener is on this machine and has one. The caller makes the
+    connection of it that it needs: ``NonBlockingConnection(connect(…))`` at the head.
 
     Raises
     ------
     OSError
-        If nobody answers.
+        If the listener cannot be reached.
     """
     sock = _connect_local(endpoint.local) if endpoint.local is not None else None
     if sock is None:
@@ -172,17 +170,17 @@ def reach(
             sock = context.wrap_socket(sock)
         sock.settimeout(None)
         sock.sendall(endpoint.token)
-        return Connection(sock, limit)
     except BaseException:
         sock.close()
         raise
+    return sock
 
 
 def _connect_local(name: bytes) -> socket.socket | None:
-    """Return a connection to a Unix socket of this user, or ``None`` if there is none here.
+    """Return a socket connected to a Unix socket of this user, or ``None`` if there is none here.
 
-    The name is random, so whoever has it on this machine is the shard; one on another machine,
-    or in a network of its own, is not found.
+    The name is random. A listener on another machine, or in another network namespace, is not
+    found.
     """
     if not _HAS_LOCAL:
         return None

@@ -1,4 +1,4 @@
-"""When a shard last sent something, and when its environments last moved."""
+"""Detects shards that stopped answering or stopped stepping."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ __all__ = ["Heartbeat"]
 
 
 class Heartbeat:
-    """When a shard was last heard, and when its environments last moved.
+    """The time of a shard's last sign of life, and of the last step of its environments.
+
+    All times are of one clock, which the caller reads.
 
     Examples
     --------
@@ -24,31 +26,31 @@ class Heartbeat:
 
     @property
     def steps(self) -> int:
-        """Steps that the shard had taken when it last answered."""
+        """Steps that the shard had taken at its last ``PONG``."""
         return max(0, self._steps)
 
     @property
     def heard_at(self) -> float:
-        """When something last came."""
+        """Time of the last sign of life."""
         return self._heard
 
     def heard(self, now: float) -> None:
-        """Note that something came."""
+        """Record that bytes were received from the shard, or accepted by it."""
         self._heard = now
 
     def progress(self, now: float) -> None:
-        """Note that a fragment came."""
+        """Record that a fragment, or a part of a message, was received."""
         self._heard = self._moved = now
 
     def pong(self, now: float, steps: int, busy: bool) -> None:
-        """Note an answer: steps taken so far, and whether more are being taken."""
+        """Record a ``PONG``: steps taken so far, and whether the environments are being stepped."""
         self._heard = now
         if steps != self._steps or not busy:
             self._moved = now
         self._steps, self._busy = steps, busy
 
     def fault(self, now: float, silence: float, step: float) -> str | None:
-        """Say what is wrong, if anything is: no answer for long, or no step for long."""
+        """Return what is wrong, if anything: no answer or no step for that many seconds."""
         if now - self._heard > silence:
             return (
                 f"has not answered for {now - self._heard:.0f} s: its process is stopped, holds "

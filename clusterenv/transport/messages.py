@@ -1,4 +1,10 @@
-"""The vocabulary of the connections: kinds of frames, and how a failure travels."""
+"""The messages between head and workers: their kinds, and the types of their blobs.
+
+A message has a kind, a blob and a body. The blob is pickled; where the description names a type,
+it travels as a plain tuple of the type's fields: ``dumps(tuple(CallRequest(…)))``. The body is the
+bytes of arrays, without a description: both sides derive shapes and dtypes from the spaces, the
+policy or the blob.
+"""
 
 from __future__ import annotations
 
@@ -13,90 +19,174 @@ from clusterenv.data.fragment import Cut
 from clusterenv.data.spaces import Column
 
 __all__ = [
-    "ON_SHELF",
+    "FROM_CACHE",
     "ActRequest",
     "CallRequest",
     "Failure",
     "FragmentMeta",
     "MessageKind",
+    "Pong",
     "ResetRequest",
+    "ResultMeta",
     "StepRequest",
+    "WeightsMeta",
 ]
 
 
 class MessageKind(enum.IntEnum):
-    """Kinds of frames on a connection."""
+    """What a message is."""
 
-    # The head asks, a shard answers (``ClusterEnv``).
+    # ClusterEnv: the head sends requests, and the shard answers each of them, in order.
+
     RESET = 1
+    """Head to shard, to reset all environments or those of a mask. The blob is a
+    :class:`ResetRequest`; no body. The answer is ``RESULT`` or ``FAILED``."""
     STEP = 2
+    """Head to shard, to step environments with the user's actions. The blob is a
+    :class:`StepRequest`, or empty for all environments and actions of the space's dtypes; the body
+    is the array columns of the actions. The answer is ``RESULT`` or ``FAILED``."""
     CALL = 3
+    """Head to shard, to call a method of the engine. The blob is a :class:`CallRequest`; no body.
+    The answer is ``VALUE``."""
     ACT = 4
+    """Head to shard, for ``step(policy)``: the shard's policy chooses the actions. The blob is an
+    :class:`ActRequest`; the body is the weights of the request's version, or empty if the shard
+    has them. The answer is ``RESULT`` or ``FAILED``."""
     RESULT = 11
+    """Shard to head, the answer to ``RESET``, ``STEP`` and ``ACT``. The blob is a
+    :class:`ResultMeta`, or empty if there are no infos, objects or choices; the body is the array
+    columns of the observations, then reward, terminated and truncated. The head receives it into
+    the arrays that the call returns."""
     VALUE = 12
-    # The head lets a shard collect (``Collector``).
-    TICKET = 21
+    """Shard to head, the answer to ``CALL``. The blob is the pickled list of what the method
+    returned for each environment, or a :class:`Failure`; no body."""
+
+    # Collector: a shard collects by itself; either side sends when it has something to send.
+
+    CREDIT = 21
+    """Head to shard, to let it make one more fragment. The blob is a boolean: whether the fragment
+    must be made with the newest policy version (lock-step) or with whatever the sync rule says
+    (streaming); no body."""
     ANNOUNCE = 22
+    """Head to shard, when a policy version is published, and after a restart. The blob is an
+    ``Announcement`` (see :mod:`clusterenv.sync.subscriber`): everything but the weights; no
+    body."""
     WEIGHTS = 23
+    """Head to shard, the answer to ``PULL``, and after a restart; also from a worker to another,
+    the answer to its ``PULL``. The blob is a :class:`WeightsMeta`; the body is the weights, or
+    empty if the shard gets them elsewhere."""
     PING = 24
+    """Head to shard, every half second. Blob ``None``; no body. The answer is ``PONG``."""
     DRAIN = 25
+    """Head to shard, before the shard moves or ends: the shard uses up its credits, then sends
+    ``DRAINED``. Blob ``None``; no body."""
     FRAGMENT = 31
+    """Shard to head, one for each credit. The blob is a :class:`FragmentMeta`; the body is the
+    fragment in Arrow's IPC format."""
     PULL = 32
+    """Shard to head, when the sync rule asks for newer weights, or after those promised did not
+    arrive. The blob is a boolean: whether the head must send the weights itself. From a worker to
+    another worker, the blob is the version wanted. No body."""
     PONG = 33
+    """Shard to head, the answer to ``PING``. The blob is a :class:`Pong`; no body."""
     DRAINED = 34
+    """Shard to head, the answer to ``DRAIN``, after the last fragment. The blob is the number of
+    rows of an unfinished fragment, which are lost; no body."""
     HELD = 35
-    # Either: something was raised on the worker.
+    """Shard to head, when weights have arrived and the worker can pass them on to others. The blob
+    is their version; no body."""
+
+    # Both
+
     FAILED = 41
-
-
-class Failure(NamedTuple):
-    """Something that was raised on a worker, as it travels to the head."""
-
-    env: int | None
-    """Global env index, if one environment is to blame."""
-    doing: str
-    """``make``, ``reset``, ``step``, ``act``, or what else was asked for."""
-    error: bytes | None
-    """The pickled exception, if it can be pickled."""
-    traceback: str
-    note: str = ""
-    """Why the environment must not be tried again, if that is so."""
+    """Shard to head, when an environment, the policy or the worker raised. The blob is a
+    :class:`Failure`; no body. A step server goes on with the next request; a stream has ended."""
 
 
 class ResetRequest(NamedTuple):
-    """Blob of a ``RESET`` frame."""
+    """Blob of ``RESET``; all fields are about the shard's own environments."""
 
     seeds: list[int | None]
     options: dict[str, Any] | None
     mask: npt.NDArray[np.bool_] | None
+    """Environments to reset; ``None`` for all."""
+
+
+class StepRequest(NamedTuple):
+    """Blob of ``STEP``."""
+
+    rows: slice | npt.NDArray[np.intp] | None
+    """Environments of the shard to step; ``None`` for all."""
+    dtypes: list[np.dtype[Any]] | None
+    """Of the body's columns; ``None`` for those of the action space."""
+    objects: list[Column]
+    """The columns of actions that are not arrays."""
 
 
 class CallRequest(NamedTuple):
-    """Blob of a ``CALL`` frame: a method of the engine and its arguments."""
+    """Blob of ``CALL``: a method of the engine, and its arguments."""
 
     method: str
     args: tuple[Any, ...]
 
 
-class StepRequest(NamedTuple):
-    """Blob of a ``STEP`` frame; the array columns of the actions are its body.
+class ActRequest(NamedTuple):
+    """Blob of ``ACT``."""
 
-    An empty blob stands for all environments and the dtypes of the action space.
-    """
+    policy: bytes | None
+    """The pickled policy, the first time."""
+    version: int
+    """The policy version that acts."""
+    state_rows: int = 0
+    """Number of environments whose recurrent state the answer includes."""
 
-    rows: slice | npt.NDArray[np.intp] | None
-    dtypes: list[np.dtype[Any]] | None
+
+class ResultMeta(NamedTuple):
+    """Blob of ``RESULT``."""
+
+    infos: Any
+    """The infos of the environments, packed (see :mod:`clusterenv.data.infos`)."""
     objects: list[Column]
+    """The columns of observations that are not arrays."""
+    chosen: dict[str, Column] | None
+    """Answering ``ACT``: the actions, and the policy's own columns."""
+    states: tuple[Any, dict[str, Column]] | None = None
+    """Answering ``ACT``: some rows, and the recurrent state that the policy acted with there."""
+
+
+class WeightsMeta(NamedTuple):
+    """Blob of ``WEIGHTS``."""
+
+    version: int
+    digest: str
+    """Checksum of the weights."""
+    source: str | tuple[Any, ...] | None = None
+    """Where the weights are: in the body (``None``), in the cache of the shard's process
+    (:data:`FROM_CACHE`), or at another worker (the fields of its relay's ``Endpoint``)."""
+
+
+FROM_CACHE = "cache"
+"""``WeightsMeta.source``: another shard of the same process has got the weights, or is about to."""
+
+
+class Pong(NamedTuple):
+    """Blob of ``PONG``."""
+
+    steps: int
+    """Steps that the shard has taken so far."""
+    busy: bool
+    """Whether its environments are being stepped now."""
 
 
 class FragmentMeta(NamedTuple):
-    """Blob of a ``FRAGMENT`` frame."""
+    """Blob of ``FRAGMENT``."""
 
     version: int
-    """Of the first time row, where tracks differ the oldest: no row's is older."""
+    """Policy version of the first time row; where environments differ, the oldest."""
     newest: int
-    """The newest version the shard had heard of when the fragment began."""
+    """The newest version that was announced to the shard when the fragment began."""
     divergence: float | None
+    """Of the shard's version from the newest at that time, if known."""
     parts: Parts
     returns: list[float]
     lengths: list[int]
@@ -106,15 +196,15 @@ class FragmentMeta(NamedTuple):
     cuts: list[Cut]
 
 
-class ActRequest(NamedTuple):
-    """Blob of an ``ACT`` frame; its body is the weights of ``version``, or nothing."""
+class Failure(NamedTuple):
+    """Blob of ``FAILED``: what was raised on a worker."""
 
-    policy: bytes | None
-    """The pickled policy, the first time."""
-    version: int
-    state_rows: int = 0
-    """How many environments the answer shall bring the policy's recurrent state of."""
-
-
-ON_SHELF = "shelf"
-"""Where weights are that another shard of the same process has got."""
+    env: int | None
+    """Global env index, if one environment is to blame."""
+    doing: str
+    """``make``, ``reset``, ``step``, ``act``, or the method that was called."""
+    error: bytes | None
+    """The pickled exception, if it can be pickled."""
+    traceback: str
+    note: str = ""
+    """Why the environment must not be tried again, if so."""

@@ -1,8 +1,4 @@
-"""The head's side of all its connections: one thread reads and writes frames without waiting.
-
-Of a frame the multiplexer reads and writes what there is, then goes on with the other shards, so a
-shard that stops in the middle of a frame, in either direction, holds up none of them.
-"""
+"""The head's side of all its connections: one thread exchanges messages with all shards."""
 
 from __future__ import annotations
 
@@ -11,26 +7,26 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from clusterenv.data.spaces import Array
 from clusterenv.errors import ClusterEnvError, ConnectionClosed
-from clusterenv.transport.connection import Connection, Header
-from clusterenv.transport.connection import Place as ConnectionPlace
+from clusterenv.transport.framing import Header, Message
+from clusterenv.transport.framing import Place as ConnectionPlace
 from clusterenv.transport.heartbeat import Heartbeat
-from clusterenv.transport.messages import MessageKind
+from clusterenv.transport.nonblocking import NonBlockingConnection
 
-__all__ = ["Message", "Multiplexer", "Peer", "Place"]
+__all__ = ["Multiplexer", "Peer", "Place"]
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
 class Peer(Protocol):
-    """The other end of a connection, as the multiplexer needs to know it."""
+    """What the multiplexer needs to know of a shard."""
 
     @property
-    def connection(self) -> Connection:
-        """The connection."""
+    def connection(self) -> NonBlockingConnection:
+        """The connection to it."""
 
     heartbeat: Heartbeat
 
@@ -39,31 +35,25 @@ P = TypeVar("P", bound=Peer)
 
 
 Place = Callable[[P, Header, Any], Sequence[Array]]
-"""Returns the arrays that the body of a shard's frame is received into, given header and blob.
+"""Returns the arrays that receive the body of a peer's message, given its header and blob.
 
-It raises if there should be no such frame.
+It raises ``ConnectionClosed`` if no such message is expected.
 """
 
 
-class Message(NamedTuple):
-    """A frame that has come."""
-
-    kind: int
-    blob: Any
-    body: Sequence[Array]
-    """The arrays that hold it."""
-
-
 class Multiplexer(Generic[P]):
-    """Reads and writes the frames of all shards.
+    """Exchanges messages with all peers, without waiting for any of them.
 
-    One thread calls :meth:`add`, :meth:`remove` and :meth:`listen`; any may call :meth:`send` and
-    :meth:`wake`.
+    It sends and receives as much of a message as the socket allows, then goes on with the next
+    peer. A peer that stops in the middle of a message, in either direction, delays no other.
+
+    One thread calls :meth:`add`, :meth:`remove` and :meth:`listen`; any thread may call
+    :meth:`send` and :meth:`wake`.
 
     Parameters
     ----------
     place
-        Where the body of a frame goes.
+        Returns the arrays for the body of a message.
     """
 
     def __init__(self, place: Place[P]) -> None:
@@ -72,124 +62,118 @@ class Multiplexer(Generic[P]):
         self._woken, self._waker = socket.socketpair()
         self._waker.setblocking(False)
         self._selector.register(self._woken, _READ)
-        self._places: dict[P, ConnectionPlace] = {}  # of each shard, where bodies go
-        self._decrypting: list[P] = []  # shards whose bytes a selector may not report
-        self._behind: set[P] = set()  # shards that have not read all that was sent to them
-        self._posted: set[P] = set()  # shards that may have become so
+        self._places: dict[P, ConnectionPlace] = {}
+        self._encrypted: list[P] = []
+        self._writing: set[P] = set()  # peers whose sockets are also watched for writing
+        self._unsent: set[P] = set()  # peers that may have to be
+        self._select = self._selector.select
 
-    def add(self, handle: P) -> None:
-        """Listen to a shard from now on."""
-        self._selector.register(handle.connection, _READ, handle)
-        self._places[handle] = partial(self._place, handle)
-        if handle.connection.encrypted:
-            self._decrypting.append(handle)
-        if handle.connection.is_behind:
-            self._posted.add(handle)
+    def add(self, peer: P) -> None:
+        """Receive from a peer from now on."""
+        self._selector.register(peer.connection, _READ, peer)
+        self._places[peer] = partial(self._place, peer)
+        if peer.connection.encrypted:
+            self._encrypted.append(peer)
+        if peer.connection.has_unsent:
+            self._unsent.add(peer)
 
-    def remove(self, handle: P) -> None:
-        """Listen to a shard no more; a frame of which a part has come is dropped."""
-        self._selector.unregister(handle.connection)
-        del self._places[handle]
-        self._behind.discard(handle)
-        if handle in self._decrypting:
-            self._decrypting.remove(handle)
+    def remove(self, peer: P) -> None:
+        """Receive no more from a peer; a message that has arrived in part is dropped."""
+        self._selector.unregister(peer.connection)
+        del self._places[peer]
+        self._writing.discard(peer)
+        if peer in self._encrypted:
+            self._encrypted.remove(peer)
 
     def send(
         self,
-        handle: P,
-        kind: MessageKind,
+        peer: P,
+        kind: int,
         blob: bytes = b"",
-        body: Sequence[Any] = (),
+        body: Sequence[Array] = (),
         *,
         copy: bool = False,
     ) -> bool:
-        """Send a frame: what the system takes at once, the rest while :meth:`listen` runs.
+        """Send what the system accepts at once; :meth:`listen` sends the rest.
 
-        Returns whether there is a rest. A connection that broke is reported by :meth:`listen`.
+        If the connection is broken, :meth:`listen` reports that.
 
         Parameters
         ----------
         copy
             Whether the arrays of ``body`` may change after this call.
+
+        Returns
+        -------
+        bool
+            Whether a part is still to be sent.
         """
         try:
-            if not handle.connection.post(kind, blob, body):
+            if not peer.connection.send(kind, blob, body, copy=copy):
                 return False
         except ConnectionClosed:
             return False
-        if copy:
-            handle.connection.own_kept()
-        self._posted.add(handle)
+        self._unsent.add(peer)
         self.wake()
         return True
 
     def wake(self) -> None:
-        """End the pause of the thread that listens."""
+        """Let :meth:`listen` return at once."""
         try:
             self._waker.send(b"!")
         except OSError:
-            pass  # enough bytes lie there to wake it, or it has ended
+            pass  # enough bytes are queued to wake it, or it is closed
 
     def listen(self, seconds: float) -> Iterator[tuple[P, Message | ClusterEnvError]]:
-        """Wait for shards to say something, and yield what each has said.
+        """Wait until peers can be served, and yield each message that is complete.
 
-        A connection that broke, or a frame that should not be, is an error instead; who gets it
-        removes the shard.
+        A broken connection, or a message that is not expected, yields the error in place of a
+        message; the caller must then :meth:`remove` the peer. The caller may also add and remove
+        other peers, and call ``listen`` again, before the iterator is exhausted.
         """
-        if self._posted or self._behind:
-            self._follow()
-        # What was decrypted already, no selector reports; the others have their turn all the same.
+        if self._unsent or self._writing:
+            self._watch_writing()
         ready: list[tuple[P, int]] = []
-        if self._decrypting:
-            ready += [
-                (handle, _READ) for handle in self._decrypting if handle.connection.has_buffered()
-            ]
-        for key, events in self._selector.select(0 if ready else seconds):
+        if self._encrypted:  # no selector reports what is decrypted already
+            ready += [(peer, _READ) for peer in self._encrypted if peer.connection.has_decrypted()]
+        for key, events in self._select(0 if ready else seconds):
             if key.data is None:
                 self._woken.recv(64)
             else:
                 ready.append((key.data, events))
-        for handle, events in ready:
-            place = self._places.get(handle)
+        for peer, events in ready:
+            place = self._places.get(peer)
             if place is None:  # removed meanwhile
                 continue
+            connection = peer.connection
             try:
-                if events & _WRITE and handle.connection.flush():
-                    handle.heartbeat.heard(time.monotonic())  # it reads
-                received = None
-                if events & _READ:
-                    heartbeat = (
-                        handle.heartbeat
-                    )  # more of a frame: however long it takes, nothing hangs
-                    heard = (
-                        heartbeat.progress if handle.connection.is_receiving else heartbeat.heard
-                    )
-                    heard(time.monotonic())
-                    received = handle.connection.receive(place)
+                if events & _WRITE and connection.flush():
+                    peer.heartbeat.heard(time.monotonic())  # it reads
+                if not events & _READ:
+                    continue
+                if connection.is_receiving:  # however long a message takes, nothing hangs
+                    peer.heartbeat.progress(time.monotonic())
+                else:
+                    peer.heartbeat.heard(time.monotonic())
+                message: Message | ClusterEnvError | None = connection.receive(place)
             except ClusterEnvError as error:
-                yield handle, error
-            else:
-                if received is not None:
-                    header, blob, body = received
-                    yield handle, Message(header.kind, blob, body)
+                message = error
+            if message is not None:
+                yield peer, message
 
     def close(self) -> None:
-        """Stop listening."""
+        """Release the selector; the connections stay open."""
         self._selector.close()
         self._woken.close()
         self._waker.close()
 
-    def _follow(self) -> None:
-        """Wait for shards to read on while something is kept for them, and no longer."""
-        while self._posted:
-            handle = self._posted.pop()
-            if (
-                handle in self._places
-                and handle not in self._behind
-                and handle.connection.is_behind
-            ):
-                self._behind.add(handle)
-                self._selector.modify(handle.connection, _READ | _WRITE, handle)
-        for handle in [handle for handle in self._behind if not handle.connection.is_behind]:
-            self._behind.discard(handle)
-            self._selector.modify(handle.connection, _READ, handle)
+    def _watch_writing(self) -> None:
+        """Watch sockets for writing while something is to be sent, and no longer."""
+        while self._unsent:
+            peer = self._unsent.pop()
+            if peer in self._places and peer not in self._writing and peer.connection.has_unsent:
+                self._writing.add(peer)
+                self._selector.modify(peer.connection, _READ | _WRITE, peer)
+        for peer in [peer for peer in self._writing if not peer.connection.has_unsent]:
+            self._writing.discard(peer)
+            self._selector.modify(peer.connection, _READ, peer)

@@ -1,8 +1,8 @@
 """The Dask actor: a group of environments in a thread of its own on a worker.
 
-Dask calls the ``async`` methods on the worker's event loop; they only start, watch and
-stop the thread. The thread makes the environments, steps them and talks to the head
-over its connection, so nothing that takes long ever runs on the event loop.
+Dask calls the ``async`` methods on the worker's event loop; they only start, watch and stop the
+thread. The thread makes the environments, steps them and exchanges messages with the head, so
+nothing slow runs on the event loop.
 """
 
 from __future__ import annotations
@@ -20,17 +20,15 @@ from clusterenv.data.pickling import loads
 from clusterenv.errors import ConnectionClosed
 from clusterenv.simulation.engines import build
 from clusterenv.simulation.engines.base import Engine
-from clusterenv.transport.connection import Connection
+from clusterenv.transport.blocking import BlockingConnection
 from clusterenv.transport.endpoint import Listener
-from clusterenv.transport.messages import (
-    Failure,
-)
+from clusterenv.transport.messages import Failure
 from clusterenv.worker.failures import failure_of
 from clusterenv.worker.lifetime import seconds_left
-from clusterenv.worker.memory import keep_freed_memory
 from clusterenv.worker.specs import Opened, ShardSpec
 from clusterenv.worker.step_server import StepServer
 from clusterenv.worker.streamer import Stream
+from clusterenv.worker.tuning import may_tune, tune_process
 from clusterenv.worker.weight_relay import WeightRelay, fetch
 
 __all__ = ["Shard"]
@@ -43,7 +41,6 @@ class Shard:
 
     def __init__(self, spec: ShardSpec) -> None:
         worker = get_worker()
-        keep_freed_memory()
         self._spec = spec
         self._host = _bindable_host(worker.address)
         self._tls = self._to_workers = None
@@ -55,7 +52,7 @@ class Shard:
         self._opened: Future[Opened | Failure] = Future()
         self._ended: Future[None] = Future()
         self._listener: Listener | None = None
-        self._connection: Connection | None = None
+        self._connection: BlockingConnection | None = None
         self._relay: WeightRelay | None = None
         self._thread = threading.Thread(
             target=self._run, name=f"clusterenv-shard-{spec.index}", daemon=True
@@ -69,8 +66,8 @@ class Shard:
         recipe
             A pickled ``Recipe``, unpickled in the shard's thread.
         stream
-            A pickled ``StreamSpec``, if the shard is to collect by
-            itself. It may be large, so it comes here and not through the scheduler.
+            A pickled ``StreamSpec``, if the shard collects by itself. It may be large, so it does
+            not go through the scheduler.
         """
         self._recipe, self._stream = recipe, stream
         self._thread.start()
@@ -94,6 +91,8 @@ class Shard:
         engine: Engine | None = None
         try:
             try:
+                if may_tune(self._spec.tune, self._spec.head):
+                    tune_process()  # in this thread: other threads keep their torch threads
                 engine = build(loads(self._recipe), self._spec.first, self._spec.count)
                 stream = None if self._stream is None else self._make_stream(engine, self._stream)
                 self._listener = self._listen()
@@ -117,7 +116,7 @@ class Shard:
             else:
                 StepServer(engine, self._connection, self._spec.first).run()
         except ConnectionClosed:
-            pass  # the head is gone or has closed us
+            pass  # the head has ended or closed the connection
         finally:
             try:
                 for end in (self._connection, self._listener, self._relay):
@@ -142,7 +141,7 @@ class Shard:
             fetcher if spec.relays else None,
         )
         if spec.relays:
-            self._relay = WeightRelay(stream.shelf, self._listen())
+            self._relay = WeightRelay(stream.cache, self._listen())
         return stream
 
     def _listen(self) -> Listener:

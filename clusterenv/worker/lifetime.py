@@ -1,4 +1,4 @@
-"""How long a worker's process has left: its lifetime, or the end of its Slurm job."""
+"""The time that a worker has left until its lifetime or its Slurm job ends."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _ASK_SECONDS = 10.0
 
 
 def seconds_left(lifetime: float | None) -> float | None:
-    """Return the seconds until this process must end, or ``None`` if nothing says so.
+    """Return the seconds until this process must end, or ``None`` if that is not known.
 
     Parameters
     ----------
     lifetime
-        Of the Dask worker, from the start of its process, if it has one.
+        Lifetime of the Dask worker in seconds, from the start of its process, if it has one.
     """
     left = []
     if lifetime:
@@ -28,9 +28,9 @@ def seconds_left(lifetime: float | None) -> float | None:
     if end := os.environ.get("SLURM_JOB_END_TIME"):  # set by Slurm 23.02 and newer
         left.append(float(end) - time.time())
     elif job := os.environ.get("SLURM_JOB_ID"):
-        told = _ask_slurm(job)
-        if told is not None:
-            left.append(told)
+        of_job = _ask_slurm(job)
+        if of_job is not None:
+            left.append(of_job)
     return min(left) if left else None
 
 
@@ -38,7 +38,7 @@ def _ask_slurm(job: str) -> float | None:
     try:
         words = ["squeue", "--noheader", "--jobs", job, "--format", "%L"]
         asked = subprocess.run(words, capture_output=True, text=True, timeout=_ASK_SECONDS)
-    except (OSError, subprocess.TimeoutExpired):  # then the job's end comes as a loss
+    except (OSError, subprocess.TimeoutExpired):  # then the end of the job counts as a loss
         return None
     return parse_slurm(asked.stdout.strip())
 

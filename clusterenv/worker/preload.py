@@ -1,4 +1,4 @@
-"""Imported once by the process that local workers are forked from: each begins with all of it."""
+"""Imported by the fork server, so that local workers start with everything imported."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def _end_with_head(*_: object) -> None:
         os._exit(0)
 
 
-# Workers hold the pipe by which Python's own fork server learns that it is not needed any more: one
-# that is stopped when the head is killed would keep it for ever.
+# Python's fork server ends when all processes have closed a pipe. Workers hold it too, so a worker
+# that is stopped (SIGSTOP) when the head is killed would keep the fork server alive.
 _before = signal.signal(signal.SIGHUP, _end_with_head)
 signal_on_parent_death(signal.SIGHUP)
 
 
 def _begin_worker() -> None:
-    """Have a worker treat hangups as usual, and draw random numbers of its own.
+    """Restore a worker's handling of SIGHUP, and reseed its random number generators.
 
-    Python's generator sees to the latter by itself. What a worker forks in its turn is left
-    alone: a thread of it may hold torch's generator.
+    Python reseeds its own generator. Processes that a worker forks are left alone: a thread of the
+    worker may hold the lock of torch's generator.
     """
     if os.getppid() == _HERE:
         signal.signal(signal.SIGHUP, _before)

@@ -1,4 +1,4 @@
-"""What a shard is told when it starts, and what it answers."""
+"""What the head sends to start a shard, and what the shard answers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from clusterenv.simulation.engines.base import EnvDescription
 from clusterenv.simulation.env_faults import EnvFaults
 from clusterenv.simulation.policy_rng import this_process
 from clusterenv.sync.rules import SyncRule
-from clusterenv.transport.connection import MESSAGE_LIMIT
 from clusterenv.transport.endpoint import Endpoint
+from clusterenv.transport.framing import MESSAGE_LIMIT
+from clusterenv.worker.tuning import Tune
 
 __all__ = ["SWITCHES", "Opened", "ShardSpec", "StreamSpec"]
 
@@ -26,13 +27,17 @@ class ShardSpec:
     ports: tuple[int, int] | None
     accept_timeout: float
     local: bool = True
-    """Whether a head on the same machine may come by a Unix socket."""
+    """Whether a head on the same machine may connect by a Unix socket."""
     message_limit: int = MESSAGE_LIMIT
-    """Largest message of its connections, in bytes."""
+    """Largest blob of a message, in bytes."""
     incarnation: int = 0
-    """How often the shard was placed before."""
+    """How often the shard was restarted."""
     fleet: str = ""
-    """To which other shards it belongs."""
+    """Name of the fleet that the shard belongs to."""
+    tune: Tune = "auto"
+    """Which worker processes may be tuned; see :mod:`clusterenv.worker.tuning`."""
+    head: tuple[int, int] = field(default_factory=this_process)
+    """The head's process, which may be the worker's too."""
 
 
 class Opened(NamedTuple):
@@ -40,14 +45,14 @@ class Opened(NamedTuple):
 
     endpoint: Endpoint
     relay: Endpoint | None
-    """Where other workers get weights from it, if they do."""
+    """Where other workers download weights from it, if they do."""
     description: EnvDescription
     seconds_left: float | None
     """Until the worker's lifetime or job ends, if that is known."""
 
 
 SWITCHES = ("fragment", "step")
-"""Between what a shard may change its policy."""
+"""When a shard may change its policy version: between fragments, or between steps."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +68,8 @@ class StreamSpec:
     """One of :data:`SWITCHES`."""
     env_faults: EnvFaults = field(default_factory=EnvFaults)
     relays: bool = False
-    """Whether weights go from worker to worker too."""
+    """Whether workers pass weights on to each other."""
     text: str = "refuse"
-    """What becomes of text in observations."""
+    """How text in observations is handled."""
     head: tuple[int, int] = field(default_factory=this_process)
     """The head's process, which may be the worker's too."""

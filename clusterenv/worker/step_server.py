@@ -18,12 +18,14 @@ from clusterenv.simulation.masks import InfoMask
 from clusterenv.simulation.policy_rng import PolicyRNG
 from clusterenv.simulation.policy_runner import PolicyRunner
 from clusterenv.sync.weights import Weights, load, manifest_of
-from clusterenv.transport.connection import Connection, Header
+from clusterenv.transport.blocking import BlockingConnection
+from clusterenv.transport.framing import Header
 from clusterenv.transport.messages import (
     ActRequest,
     CallRequest,
     MessageKind,
     ResetRequest,
+    ResultMeta,
     StepRequest,
 )
 from clusterenv.worker.failures import failure_of
@@ -47,7 +49,7 @@ class StepServer:
         Global index of the first environment.
     """
 
-    def __init__(self, engine: Engine, connection: Connection, first: int) -> None:
+    def __init__(self, engine: Engine, connection: BlockingConnection, first: int) -> None:
         self._engine = engine
         self._connection = connection
         self._first = first
@@ -140,7 +142,6 @@ class StepServer:
     def _load_policy(self, request: ActRequest, weights: npt.NDArray[np.uint8]) -> PolicyRunner:
         """Take the policy, or newer weights, if the request carries them."""
         if request.policy is not None:
-            torch.set_num_threads(1)  # the shards are the parallelism
             self._policy: Policy = loads(request.policy).eval()
             self._manifest = manifest_of(self._policy)
         if weights.nbytes:
@@ -205,7 +206,8 @@ class StepServer:
         states: tuple[npt.NDArray[np.intp], dict[str, Column]] | None = None,
     ) -> None:
         objects = [self._slot.obs[k][rows] for k in self._layout.objects]
-        blob = dumps((infos, objects, chosen, states)) if infos or objects or chosen else b""
+        meta = ResultMeta(infos, objects, chosen, states)
+        blob = dumps(tuple(meta)) if infos or objects or chosen else b""
         self._connection.send(MessageKind.RESULT, blob, self._slot.buffers(self._layout, rows))
 
 

@@ -1,20 +1,18 @@
-"""A shard that collects by itself: policy beside the simulation, whole fragments to the head.
+"""A shard that collects by itself: the policy acts beside the environments.
 
-Three threads: one steps the environments, one reads what the head says, one sends fragments.
-The head grants tickets; a ticket is worth one fragment. With no ticket left the env loop
-waits: that is all the backpressure there is, and all the memory it needs.
+Three threads: one steps the environments, one reads the head's messages, one sends fragments. The
+head grants credits; each is worth one fragment. Without a credit the env loop waits: that is all
+the backpressure there is. The reader only dispatches messages and never waits for anything else,
+so heartbeats and credits are never late.
 """
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import torch
 
 from clusterenv.data.codec import Parts, encode
 from clusterenv.data.fragment import Fragment
@@ -30,35 +28,44 @@ from clusterenv.simulation.policy_runner import Acting
 from clusterenv.sync.subscriber import Announcement, Subscriber
 from clusterenv.sync.weight_cache import weight_cache_of
 from clusterenv.sync.weights import Weights, load, manifest_of
-from clusterenv.transport.connection import Connection, Header
-from clusterenv.transport.endpoint import Endpoint
-from clusterenv.transport.messages import ON_SHELF, FragmentMeta, MessageKind
+from clusterenv.transport.blocking import BlockingConnection
+from clusterenv.transport.framing import Header
+from clusterenv.transport.messages import FragmentMeta, MessageKind, Pong, WeightsMeta
 from clusterenv.worker.failures import failure_of
 from clusterenv.worker.specs import StreamSpec
+from clusterenv.worker.weight_puller import Fetch, WeightPuller
 
-__all__ = ["Fetch", "Stream"]
+__all__ = ["Stream"]
 
-logger = logging.getLogger("clusterenv")
-
-_SHELF_SECONDS = 5.0
-
-Ticket = bool | Literal["drain"] | None
-"""Whether a fragment shall be fresh; or to hand the shard over, or to stop."""
-
-
-Fetch = Callable[[Endpoint, int, int], Weights]
-"""Gets weights from a worker: where, which version, and how many bytes."""
+Credit = bool | Literal["drain"] | None
+"""Whether the fragment must be made with the newest policy; or to drain the shard, or to stop."""
 
 
 class Note(NamedTuple):
-    """A frame without a body, on its way to the head."""
+    """A message without a body, queued for the head."""
 
     kind: MessageKind
     blob: bytes
 
 
 class Stream:
-    """The collecting shard; made before the head connects, so that faults show early."""
+    """A collecting shard; made before the head connects, so that faults show early.
+
+    Parameters
+    ----------
+    engine
+        The environments.
+    spec
+        What to collect.
+    first
+        Global index of the first environment.
+    incarnation
+        How often the shard was restarted.
+    fleet
+        Name of the fleet, whose shards in this process share downloaded weights.
+    fetch
+        Downloads weights from another worker, if workers pass them on.
+    """
 
     def __init__(
         self,
@@ -70,9 +77,8 @@ class Stream:
         fetch: Fetch | None = None,
     ) -> None:
         rng = None
-        if spec.head != this_process():  # there, threads and random numbers are the learner's
-            torch.set_num_threads(1)  # the shards are the parallelism
-            # What policies draw repeats too, for the same sharding.
+        if spec.head != this_process():  # there, the random numbers are the learner's
+            # The random numbers of policies are reproducible too, for the same sharding.
             (seed,) = env_seeds(spec.seed, incarnation, first, 1)
             rng = PolicyRNG(seed, restore=False)
         self._first = first
@@ -90,17 +96,21 @@ class Stream:
             rng,
             spec.text,
         )
-        self._tickets: queue.SimpleQueue[Ticket] = queue.SimpleQueue()
+        self._credits: queue.SimpleQueue[Credit] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[tuple[Fragment, FragmentMeta, list[Array]] | Note | None]
         self._outbox = queue.SimpleQueue()
-        self.shelf = weight_cache_of(fleet)
-        self._fetch = fetch
+        self.cache = weight_cache_of(fleet)
+        """The weights that shards of this fleet have received in this process."""
+        self._relays = fetch is not None
+        self._puller = WeightPuller(
+            self.cache, fetch, self._manifest.nbytes, self._deliver, name=str(first)
+        )
         self._changed = threading.Condition()
         self._arrived: Weights | None = None
         self._closed = False
         self._busy = False  # whether environments are being stepped
 
-    def run(self, connection: Connection) -> None:
+    def run(self, connection: BlockingConnection) -> None:
         """Collect until the head closes the connection."""
         self._connection = connection
         helpers = [
@@ -110,9 +120,9 @@ class Stream:
         for helper in helpers:
             helper.start()
         try:
-            while (fresh := self._tickets.get()) is not None:
-                if fresh == "drain":  # every ticket before it was good for a fragment
-                    self._hand_over()
+            while (fresh := self._credits.get()) is not None:
+                if fresh == "drain":  # all credits before it are used up
+                    self._drain()
                     break
                 self._synchronize(wait=fresh)
                 self._busy = True
@@ -128,7 +138,7 @@ class Stream:
         except (Exception, SystemExit) as error:
             if not self._closed:
                 self._tell(MessageKind.FAILED, failure_of(error, self._first, "collect"))
-                while self._tickets.get() is not None:  # until the head has read it and closes
+                while self._credits.get() is not None:  # until the head has read it and closes
                     pass
         finally:
             self._outbox.put(None)
@@ -136,23 +146,23 @@ class Stream:
             for helper in helpers:
                 helper.join()
 
-    def _hand_over(self) -> None:
-        """Deliver all that is finished, say so, and wait until the head closes."""
+    def _drain(self) -> None:
+        """Report that every finished fragment was sent, and wait until the head closes."""
         self._tell(MessageKind.DRAINED, self._loop.waiting_rows)
-        while self._tickets.get() is not None:
+        while self._credits.get() is not None:
             pass
 
     def _acting(self) -> Acting:
         return Acting(self._client.version, self._client.newest.scalars)
 
     def _between(self) -> Acting:
-        """Between steps: take up what is new, and never wait."""
+        """Between steps: load weights that have arrived, without waiting for any."""
         if self._arrived is not None or self._client.undecided:
             self._synchronize(wait=False)
         return self._acting()
 
     def _synchronize(self, wait: bool) -> None:
-        """Load what has arrived, ask for weights if the rule says so, and perhaps wait for them."""
+        """Load weights that have arrived; pull if the rule says so, and perhaps wait for them."""
         self._load()
         if self._client.decide():
             self._tell(MessageKind.PULL, False)
@@ -165,7 +175,7 @@ class Stream:
             self._load()
 
     def _load(self) -> None:
-        """Act with what has arrived."""
+        """Load the newest weights that have arrived, if any."""
         with self._changed:
             weights, self._arrived = self._arrived, None
         if weights is not None:
@@ -173,10 +183,10 @@ class Stream:
             self._client.pulled(weights.version)
 
     def _tell(self, kind: MessageKind, what: Any) -> None:
-        """Say something to the head, after what was said before.
+        """Queue a message for the head.
 
-        Only the sender's thread writes: a reader that waited until the head reads, while the head
-        waits until this reader does, would wait forever.
+        Only the sender thread writes to the connection. If the reader did and had to wait for the
+        head to read, while the head waits for this reader, both would wait forever.
         """
         self._outbox.put(Note(kind, dumps(what)))
 
@@ -217,63 +227,37 @@ class Stream:
             while True:
                 header = self._connection.recv_header()
                 blob = self._connection.recv_blob(header)
-                if header.kind == MessageKind.TICKET:
-                    self._tickets.put(blob)
+                if header.kind == MessageKind.CREDIT:
+                    self._credits.put(blob)
                 elif header.kind == MessageKind.ANNOUNCE:
                     self._client.newest = Announcement(*blob)
                 elif header.kind == MessageKind.WEIGHTS:
-                    self._receive(header, blob)
+                    self._receive_weights(header, WeightsMeta(*blob))
                 elif header.kind == MessageKind.DRAIN:
-                    self._tickets.put("drain")
+                    self._credits.put("drain")
                 elif header.kind == MessageKind.PING:
-                    self._tell(MessageKind.PONG, (self._loop.steps, self._busy))
+                    self._tell(MessageKind.PONG, tuple(Pong(self._loop.steps, self._busy)))
         except ConnectionClosed:
             self._stop()
 
-    def _receive(self, header: Header, blob: Any) -> None:
-        version, digest, source = blob
-        if source == ON_SHELF:
-            self._arrive(self.shelf.take(version, _SHELF_SECONDS))
-        elif source is None:
+    def _receive_weights(self, header: Header, meta: WeightsMeta) -> None:
+        if meta.source is None:
             buffer = np.empty(self._manifest.nbytes, np.uint8)
             self._connection.recv_body(header, [buffer])
-            weights = Weights(version, buffer)
-            if weights.digest != digest:
-                logger.warning("the weights of version %d arrived damaged", version)
-                self._arrive(None)
-            else:
-                self._arrive(weights, here=True)
-        else:  # tickets and pings come meanwhile
-            threading.Thread(
-                target=self._get,
-                args=(Endpoint(*source), version),
-                name=f"clusterenv-fetch-{self._first}",
-                daemon=True,
-            ).start()
-
-    def _get(self, source: Endpoint, version: int) -> None:
-        """Get weights from another worker."""
-        try:
-            assert self._fetch is not None
-            weights = self._fetch(source, version, self._manifest.nbytes)
-        except OSError as error:
-            logger.info("another worker did not hand on version %d: %s", version, error)
-            self._arrive(None)
+            self._puller.received(meta, Weights(meta.version, buffer))
         else:
-            self._arrive(weights, here=True)
+            self._puller.pull(meta)
 
-    def _arrive(self, weights: Weights | None, here: bool = False) -> None:
-        """Take up weights, and tell the head if they came ``here``; if none came, ask for all.
+    def _deliver(self, weights: Weights | None, downloaded: bool) -> None:
+        """Hand weights to the env loop; if they did not arrive, ask the head for all of them.
 
-        A worker that did not get any goes on with what it has meanwhile.
+        The env loop goes on with the weights that it has meanwhile.
         """
         if weights is None:
             self._tell(MessageKind.PULL, True)
             return
-        if here:
-            self.shelf.put(weights)
-            if self._fetch is not None:
-                self._tell(MessageKind.HELD, weights.version)
+        if downloaded and self._relays:
+            self._tell(MessageKind.HELD, weights.version)
         with self._changed:
             if self._arrived is None or weights.version >= self._arrived.version:
                 self._arrived = weights
@@ -282,6 +266,7 @@ class Stream:
     def _stop(self) -> None:
         self._closed = True
         self._loop.interrupt()
-        self._tickets.put(None)
+        self._puller.close()
+        self._credits.put(None)
         with self._changed:
             self._changed.notify()

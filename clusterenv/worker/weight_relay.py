@@ -1,4 +1,4 @@
-"""Weights from worker to worker: who has them serves those whom the head sends."""
+"""Weights from worker to worker: a worker that has them serves others on the head's order."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from clusterenv.data.pickling import dumps
 from clusterenv.errors import ConnectionClosed
 from clusterenv.sync.weight_cache import WeightCache
 from clusterenv.sync.weights import Weights
-from clusterenv.transport.endpoint import Endpoint, Listener, reach
-from clusterenv.transport.messages import MessageKind
+from clusterenv.transport.blocking import BlockingConnection
+from clusterenv.transport.endpoint import Endpoint, Listener, connect
+from clusterenv.transport.messages import MessageKind, WeightsMeta
 
 __all__ = ["WeightRelay", "fetch"]
 
 
 class WeightRelay:
-    """Serves what is on a process's shelf to whoever knows the listener's token."""
+    """Serves the weights of a process's cache to clients that know the listener's token."""
 
-    def __init__(self, shelf: WeightCache, listener: Listener) -> None:
+    def __init__(self, cache: WeightCache, listener: Listener) -> None:
         self.endpoint = listener.endpoint
-        self._shelf = shelf
+        self._cache = cache
         self._listener = listener
         threading.Thread(target=self._run, name="clusterenv-relay", daemon=True).start()
 
@@ -37,7 +38,7 @@ class WeightRelay:
         except ConnectionClosed:
             pass
         finally:
-            self._listener.close()  # who comes now is refused at once
+            self._listener.close()  # clients that connect now are refused at once
 
     def _answer(self, sock: socket.socket) -> None:
         connection = self._listener.admit(sock)
@@ -45,49 +46,49 @@ class WeightRelay:
             return
         try:
             header = connection.recv_header()
-            weights = self._shelf.take(connection.recv_blob(header), timeout=0)
+            weights = self._cache.get(connection.recv_blob(header))
             if weights is not None:
-                blob = dumps((weights.version, weights.digest))
+                blob = dumps(tuple(WeightsMeta(weights.version, weights.digest)))
                 connection.send(MessageKind.WEIGHTS, blob, [weights.buffer])
-                connection.recv_header()  # until the other end has all, and closes
+                connection.recv_header()  # until the client has everything and closes
         except ConnectionClosed:
             pass
         finally:
             connection.close()
 
     def close(self) -> None:
-        """Serve nobody any more."""
+        """Stop serving."""
         self._listener.close()
 
 
 def fetch(
     endpoint: Endpoint, version: int, nbytes: int, context: ssl.SSLContext | None, timeout: float
 ) -> Weights:
-    """Get weights of this version from a worker that has them.
+    """Download the weights of a version from a worker that has them.
 
-    The time limit is for it to answer: how long the weights then take depends on the network.
+    The timeout is for the answer to begin; how long the weights take depends on the network.
 
     Raises
     ------
     OSError
-        If it cannot be reached, has others, or what came is damaged.
+        If the worker cannot be reached or has another version, or the weights are damaged.
     """
-    connection = reach(endpoint, context, timeout)
+    connection = BlockingConnection(connect(endpoint, context, timeout))
     late = threading.Timer(timeout, connection.close)
     late.start()
     try:
         connection.send(MessageKind.PULL, dumps(version))
         header = connection.recv_header()
         late.cancel()
-        found, digest = connection.recv_blob(header)
+        meta = WeightsMeta(*connection.recv_blob(header))
         buffer = np.empty(nbytes, np.uint8)
         connection.recv_body(header, [buffer])
     finally:
         late.cancel()
         connection.close()
-    weights = Weights(found, buffer)
-    if found != version:
-        raise ConnectionClosed(f"it has version {found}, not {version}")
-    if weights.digest != digest:
-        raise ConnectionClosed(f"the weights of version {found} arrived damaged")
+    weights = Weights(version, buffer)
+    if meta.version != version:
+        raise ConnectionClosed(f"it has version {meta.version}, not {version}")
+    if weights.digest != meta.digest:
+        raise ConnectionClosed(f"the weights of version {version} arrived damaged")
     return weights

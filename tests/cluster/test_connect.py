@@ -217,7 +217,7 @@ def test_steps_travel_under_tls_unless_they_stay_on_the_machine(local: bool, kin
         for _ in range(50):
             obs, *_, info = envs.recv()
             envs.send([0] * len(obs), info["env_id"])
-        socks = [handle.connection._sock for handle in envs._fleet.handles]
+        socks = [handle.connection._socket._sock for handle in envs._fleet.handles]
         assert {type(sock).__name__ for sock in socks} == {kind}
         assert all((sock.family == socket.AF_UNIX) is local for sock in socks)
 

@@ -22,6 +22,9 @@ import clusterenv
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
 
 
+METHOD = "distributed.worker.multiprocessing-method"
+
+
 def ancestors() -> list[str]:
     return [" ".join(parent.cmdline()) for parent in psutil.Process().parents()]
 
@@ -41,6 +44,16 @@ def test_workers_share_imports_and_no_random_numbers(monkeypatch: pytest.MonkeyP
         assert set(late.values()) == {"1"}
         threads = client.run(os.environ.get, "OMP_NUM_THREADS")
         assert set(threads.values()) == {"1"}
+
+
+def test_other_clusters_of_this_process_keep_their_way_to_start_workers() -> None:
+    before = dask.config.get(METHOD)
+    with clusterenv.connect("local", n_workers=1, set_as_default=False) as client:
+        assert dask.config.get(METHOD) == before
+        client.restart()
+        ((parent, *_),) = client.run(ancestors).values()
+        assert "forkserver" in parent  # and ours theirs, also after a restart
+    assert dask.config.get(METHOD) == before
 
 
 FORKS = """
@@ -69,7 +82,7 @@ def test_a_setting_turns_it_off() -> None:
         dask.config.set(
             {
                 "clusterenv.local.fork": False,
-                "distributed.worker.multiprocessing-method": "spawn",
+                METHOD: "spawn",
             }
         ),
         clusterenv.connect("local", n_workers=1, set_as_default=False) as client,

@@ -26,7 +26,8 @@ from clusterenv.cluster.security import choose_security, in_files
 from clusterenv.data.pickling import dumps
 from clusterenv.errors import ConfigError
 from clusterenv.head.fleet.launch import make_recipe
-from clusterenv.transport.endpoint import reach
+from clusterenv.transport.blocking import BlockingConnection
+from clusterenv.transport.endpoint import connect
 from clusterenv.transport.messages import MessageKind, ResetRequest
 from clusterenv.worker.actor import Shard
 from clusterenv.worker.specs import ShardSpec
@@ -122,7 +123,8 @@ def test_a_shard_listens_to_nobody_without_the_clusters_certificate(
     at = shard.open(cloudpickle.dumps(recipe), None).result().endpoint
     for context in (certificate_of(Security.temporary()), no_certificate(), None):
         assert not answers(at.host, at.port, context, at.token)
-    connection = reach(at._replace(local=None), certificate_of(client.security), 10)
+    sock = connect(at._replace(local=None), certificate_of(client.security), 10)
+    connection = BlockingConnection(sock)
     connection.send(MessageKind.RESET, dumps(tuple(ResetRequest([1], None, None))))
     assert connection.recv_header().kind == MessageKind.RESULT
     connection.close()

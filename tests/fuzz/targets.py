@@ -185,6 +185,13 @@ LEFT_OUT = {
     "ClusterEnv",  # made by make_vec
     "ClusterEnv.close_extras",  # called by close
     *("Batch", "Stats", "Rollout", "RolloutStats", "ReplayStats", "Snapshot"),  # returned
-    *("Policy", "Context", "Decision", "Fragment", "Sampler", "Draw"),  # for subclasses, or given to them
+    *(
+        "Policy",
+        "Context",
+        "Decision",
+        "Fragment",
+        "Sampler",
+        "Draw",
+    ),  # for subclasses, or given to them
 }
 """Public classes and methods that are not called here."""

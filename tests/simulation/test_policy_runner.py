@@ -26,7 +26,7 @@ from clusterenv.simulation.policy_faults import PolicyFault
 from clusterenv.simulation.policy_rng import PolicyRNG
 from clusterenv.simulation.policy_runner import Acting, PolicyRunner
 from clusterenv.sync.weights import manifest_of, pack
-from clusterenv.transport.connection import Header
+from clusterenv.transport.framing import Header
 from clusterenv.transport.messages import ActRequest, ResetRequest
 from clusterenv.worker.step_server import StepServer
 

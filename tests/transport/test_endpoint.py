@@ -1,4 +1,4 @@
-"""Head and shard find each other, and nobody else does."""
+"""Clients with the token are admitted, and no others."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import pytest
 from distributed.security import Security
 
 from clusterenv.errors import ConfigError, ConnectionClosed
-from clusterenv.transport.connection import Connection
-from clusterenv.transport.endpoint import Listener, reach
+from clusterenv.transport.blocking import BlockingConnection
+from clusterenv.transport.endpoint import Endpoint, Listener, connect
 
 
 class Meeting:
-    """A listener that waits in a thread, and those it let in."""
+    """A listener that accepts in a thread, and what it admitted."""
 
     def __init__(self, listener: Listener, timeout: float) -> None:
         self.endpoint = listener.endpoint
         self.error: ConnectionClosed | None = None
-        self._admitted: list[Connection] = []
+        self._admitted: list[BlockingConnection] = []
         self._listener = listener
         self._timeout = timeout
         self._thread = threading.Thread(target=self._accept)
@@ -39,7 +39,7 @@ class Meeting:
     def join(self) -> None:
         self._thread.join()
 
-    def admitted(self) -> Connection:
+    def admitted(self) -> BlockingConnection:
         self.join()
         (connection,) = self._admitted
         return connection
@@ -58,12 +58,16 @@ def meeting() -> Iterator[Meeting]:
     meeting.close()
 
 
-def family(connection: Connection) -> socket.AddressFamily:
-    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+def dial(endpoint: Endpoint) -> BlockingConnection:
+    return BlockingConnection(connect(endpoint, None, 5))
+
+
+def family(connection: BlockingConnection) -> socket.AddressFamily:
+    with socket.socket(fileno=os.dup(connection._socket.fileno())) as same:
         return same.family
 
 
-def assert_connected(head: Connection, shard: Connection) -> None:
+def assert_connected(head: BlockingConnection, shard: BlockingConnection) -> None:
     shard.send(5, b"", [])
     assert head.recv_header().kind == 5
 
@@ -81,19 +85,19 @@ def test_a_stranger_is_turned_away_and_the_head_still_served(meeting: Meeting, w
     with knock(meeting, way) as stranger:
         stranger.sendall(b"x" * 32)
         assert stranger.recv(1) == b""  # closed without an answer
-    head = reach(meeting.endpoint, None, 5)
+    head = dial(meeting.endpoint)
     assert_connected(head, meeting.admitted())
     head.close()
 
 
 def test_processes_of_one_machine_need_no_tcp(meeting: Meeting) -> None:
-    head = reach(meeting.endpoint, None, 5)
+    head = dial(meeting.endpoint)
     assert family(head) == family(meeting.admitted()) == socket.AF_UNIX
     head.close()
 
 
 def test_a_head_elsewhere_does_not_find_the_name_and_comes_by_tcp(meeting: Meeting) -> None:
-    head = reach(meeting.endpoint._replace(local=b"\0clusterenv-elsewhere"), None, 5)
+    head = dial(meeting.endpoint._replace(local=b"\0clusterenv-elsewhere"))
     assert family(head) == family(meeting.admitted()) == socket.AF_INET
     assert_connected(head, meeting.admitted())
     head.close()
@@ -122,7 +126,7 @@ def test_another_user_is_turned_away_even_with_the_token(meeting: Meeting) -> No
         [sys.executable, "-c", _OTHER_USER, *arguments], capture_output=True, text=True, check=True
     )
     assert answer.stdout == "b''\n"
-    head = reach(at, None, 5)
+    head = dial(at)
     assert_connected(head, meeting.admitted())
     head.close()
 
@@ -149,7 +153,7 @@ def test_a_name_that_another_user_took_is_not_trusted() -> None:
     assert taker.stdout is not None
     assert taker.stdout.readline() == "listening\n"
     meeting = Meeting(listener, 10)
-    head = reach(listener.endpoint._replace(local=b"\0" + name.encode()), None, 5)
+    head = dial(listener.endpoint._replace(local=b"\0" + name.encode()))
     assert family(meeting.admitted()) == socket.AF_INET
     assert taker.communicate()[0] == "b''\n"  # it was told nothing
     head.close()
@@ -170,7 +174,7 @@ def test_a_client_with_another_certificate_is_refused() -> None:
     meeting = Meeting(Listener("127.0.0.1", server, local=False), 1.5)
     context = theirs.get_connection_args("client")["ssl_context"]
     with pytest.raises((OSError, ConnectionClosed)):
-        reach(meeting.endpoint, context, 5).recv_header()
+        BlockingConnection(connect(meeting.endpoint, context, 5)).recv_header()
     meeting.join()
     meeting.close()
     assert "did not connect within 1.5 s" in str(meeting.error)

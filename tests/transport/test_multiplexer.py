@@ -1,4 +1,4 @@
-"""Frames of many shards, by a thread that waits for none of them: real sockets, no cluster."""
+"""Messages of many shards in one thread that waits for none of them: sockets, no cluster."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 from clusterenv.errors import ConnectionClosed
-from clusterenv.transport.connection import Connection, Header
+from clusterenv.transport.blocking import BlockingConnection
+from clusterenv.transport.framing import Header, Message, pack
 from clusterenv.transport.heartbeat import Heartbeat
 from clusterenv.transport.messages import MessageKind
-from clusterenv.transport.multiplexer import Message, Multiplexer
+from clusterenv.transport.multiplexer import Multiplexer
+from clusterenv.transport.nonblocking import NonBlockingConnection
 
 
 class End:
@@ -23,7 +25,7 @@ class End:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        self.connection, self.shard = Connection(ours), Connection(theirs)
+        self.connection, self.shard = NonBlockingConnection(ours), BlockingConnection(theirs)
         self.socket = theirs
         self.heartbeat = Heartbeat(time.monotonic())
 
@@ -59,16 +61,11 @@ def hear(multiplexer: Multiplexer, count: int) -> list[tuple[Any, Message]]:
 
 
 def raw(kind: int, body: bytes) -> bytes:
-    """A frame without a blob, as it travels."""
-    ours, theirs = map(Connection, socket.socketpair())
-    ours.send(kind, b"", [np.frombuffer(body, np.uint8)])
-    frame = bytes(theirs._sock.recv(1 << 20))
-    ours.close()
-    theirs.close()
-    return frame
+    """A message without a blob, as it is sent."""
+    return pack(kind, b"", [np.frombuffer(body, np.uint8)], limit=0)[0] + body
 
 
-def test_part_of_a_frame_holds_up_nobody(multiplexer: Multiplexer, ends: list[Any]) -> None:
+def test_a_message_in_part_delays_no_other_peer(multiplexer: Multiplexer, ends: list[Any]) -> None:
     frame = raw(MessageKind.FRAGMENT, b"abcdef")
     for cut in range(1, len(frame)):
         ends[0].socket.sendall(frame[:cut])
@@ -80,13 +77,13 @@ def test_part_of_a_frame_holds_up_nobody(multiplexer: Multiplexer, ends: list[An
         assert (speaker, bytes(message.body[0])) == (ends[0], b"abcdef")
 
 
-def test_one_whose_bytes_never_cease_leaves_others_their_turn(
+def test_a_peer_that_never_stops_sending_leaves_others_their_turn(
     multiplexer: Multiplexer, ends: list[Any]
 ) -> None:
     over = threading.Event()
 
     def pour() -> None:
-        frame = np.zeros(1 << 30, np.uint8)  # that nobody will see the end of
+        frame = np.zeros(1 << 30, np.uint8)  # longer than the test
         try:
             ends[0].shard.send(MessageKind.FRAGMENT, b"", [frame])
         except ConnectionClosed:
@@ -104,12 +101,10 @@ def test_one_whose_bytes_never_cease_leaves_others_their_turn(
     assert over.is_set()
 
 
-def test_who_does_not_read_gets_all_of_it_when_it_does(
-    multiplexer: Multiplexer, ends: list[Any]
-) -> None:
+def test_a_peer_that_reads_late_gets_everything(multiplexer: Multiplexer, ends: list[Any]) -> None:
     sent = np.random.default_rng(0).integers(0, 255, 20_000_000, np.uint8)
     multiplexer.send(ends[0], MessageKind.WEIGHTS, b"", [sent])
-    multiplexer.send(ends[0], MessageKind.TICKET, b"")
+    multiplexer.send(ends[0], MessageKind.CREDIT, b"")
     ends[1].shard.send(MessageKind.PULL)
     assert [speaker for speaker, _ in hear(multiplexer, 1)] == [ends[1]]
     got: list[Any] = []
@@ -127,10 +122,10 @@ def test_who_does_not_read_gets_all_of_it_when_it_does(
     reading.join()
     assert (speaker, message.kind) == (ends[0], MessageKind.HELD)
     assert (got[0] == sent).all()
-    assert got[1] == MessageKind.TICKET
+    assert got[1] == MessageKind.CREDIT
 
 
-def test_a_long_frame_is_progress_and_a_backlog_that_is_not_read_is_silence(
+def test_a_long_message_is_progress_and_a_backlog_that_is_not_read_is_silence(
     multiplexer: Multiplexer, ends: list[Any]
 ) -> None:
     frame = raw(MessageKind.FRAGMENT, bytes(1000))
@@ -147,7 +142,7 @@ def test_a_long_frame_is_progress_and_a_backlog_that_is_not_read_is_silence(
     assert "has not answered" in str(behind.heartbeat.fault(now, silence=50, step=50))
 
 
-def test_a_broken_connection_is_said_once_and_can_be_removed(
+def test_a_broken_connection_is_reported_and_can_be_removed(
     multiplexer: Multiplexer, ends: list[Any]
 ) -> None:
     ends[0].socket.sendall(raw(MessageKind.FRAGMENT, b"abcdef")[:-2])
@@ -165,3 +160,40 @@ def test_waking_ends_the_pause(multiplexer: Multiplexer) -> None:
     for _ in range(10_000):  # more than a socket holds
         multiplexer.wake()
     assert list(multiplexer.listen(60)) == []
+
+
+def test_peers_may_be_removed_and_messages_received_while_others_are_handled(
+    multiplexer: Multiplexer, ends: list[Any]
+) -> None:
+    for end in ends:
+        end.shard.send(MessageKind.PULL)
+        end.shard.send(MessageKind.PONG)
+    seen: list[Any] = []
+    for peer, message in multiplexer.listen(1):
+        seen.append((peer, message.kind))
+        (other,) = (end for end in ends if end is not peer)
+        seen += [(who, each.kind) for who, each in multiplexer.listen(1) if who is other]
+        multiplexer.remove(other)
+    assert seen == [
+        (peer, MessageKind.PULL),
+        (other, MessageKind.PULL),  # and neither twice nor out of order
+    ]
+
+
+def test_what_was_queued_before_a_peer_is_added_is_sent(ends: list[Any]) -> None:
+    sent = np.random.default_rng(0).integers(0, 255, 20_000_000, np.uint8)
+    assert ends[0].connection.send(MessageKind.WEIGHTS, b"", [sent])
+    multiplexer = Multiplexer(place)
+    multiplexer.add(ends[0])
+    got = np.empty_like(sent)
+
+    def read() -> None:
+        ends[0].shard.recv_body(ends[0].shard.recv_header(), [got])
+        ends[0].shard.send(MessageKind.HELD)
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    hear(multiplexer, 1)
+    reading.join()
+    assert (got == sent).all()
+    multiplexer.close()

@@ -27,7 +27,7 @@ from clusterenv.errors import ConnectionClosed
 from clusterenv.sync.weight_cache import WeightCache
 from clusterenv.sync.weights import Weights
 from clusterenv.transport.endpoint import Endpoint, Listener
-from clusterenv.transport.messages import MessageKind
+from clusterenv.transport.messages import MessageKind, WeightsMeta
 from clusterenv.worker.weight_relay import WeightRelay, fetch
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -39,42 +39,42 @@ def weights(version: int) -> Weights:
 
 
 @pytest.fixture
-def shelf() -> WeightCache:
+def cache() -> WeightCache:
     return WeightCache()
 
 
 @pytest.fixture(params=["plain", "tls", "local"])
-def relay(request: pytest.FixtureRequest, shelf: WeightCache) -> Iterator[tuple[Endpoint, Any]]:
+def relay(request: pytest.FixtureRequest, cache: WeightCache) -> Iterator[tuple[Endpoint, Any]]:
     server = client = None
     if request.param == "tls":
         security = Security.temporary()
         server = security.get_listen_args("worker")["ssl_context"]
         client = security.get_connection_args("worker")["ssl_context"]
-    relay = WeightRelay(shelf, Listener("127.0.0.1", server, local=request.param == "local"))
+    relay = WeightRelay(cache, Listener("127.0.0.1", server, local=request.param == "local"))
     yield relay.endpoint, client
     relay.close()
 
 
-def test_weights_are_handed_on(relay: tuple[Endpoint, Any], shelf: WeightCache) -> None:
+def test_weights_are_handed_on(relay: tuple[Endpoint, Any], cache: WeightCache) -> None:
     endpoint, context = relay
-    shelf.put(weights(4))
+    cache.put(weights(4))
     found = [fetch(endpoint, 4, SIZE, context, 10) for _ in range(3)]
     assert all(each.version == 4 and each.digest == weights(4).digest for each in found)
-    shelf.put(weights(5))
+    cache.put(weights(5))
     with pytest.raises(ConnectionClosed, match="it has version 5, not 4"):
         fetch(endpoint, 4, SIZE, context, 10)
 
 
-def test_one_that_has_no_weights_yet_sends_one_elsewhere(shelf: WeightCache) -> None:
-    relay = WeightRelay(shelf, Listener("127.0.0.1"))
+def test_one_that_has_no_weights_yet_sends_one_elsewhere(cache: WeightCache) -> None:
+    relay = WeightRelay(cache, Listener("127.0.0.1"))
     with pytest.raises(ConnectionClosed):
         fetch(relay.endpoint, 2, SIZE, None, 10)
     relay.close()
 
 
-def test_a_stranger_who_says_nothing_keeps_nobody_waiting(shelf: WeightCache) -> None:
-    shelf.put(weights(1))
-    relay = WeightRelay(shelf, Listener("127.0.0.1", local=False))
+def test_a_stranger_who_says_nothing_keeps_nobody_waiting(cache: WeightCache) -> None:
+    cache.put(weights(1))
+    relay = WeightRelay(cache, Listener("127.0.0.1", local=False))
     with socket.create_connection(("127.0.0.1", relay.endpoint.port)):
         began = time.monotonic()
         assert fetch(relay.endpoint, 1, SIZE, None, 10).version == 1
@@ -101,9 +101,17 @@ def test_what_is_not_as_it_should_be_is_refused(fault: str) -> None:
         given = weights(1)
         with contextlib.suppress(ConnectionClosed):  # it may not wait for the end
             if fault == "damaged":
-                connection.send(MessageKind.WEIGHTS, dumps((1, weights(2).digest)), [given.buffer])
+                connection.send(
+                    MessageKind.WEIGHTS,
+                    dumps(tuple(WeightsMeta(1, weights(2).digest))),
+                    [given.buffer],
+                )
             elif fault == "short":
-                connection.send(MessageKind.WEIGHTS, dumps((1, given.digest)), [given.buffer[:-1]])
+                connection.send(
+                    MessageKind.WEIGHTS,
+                    dumps(tuple(WeightsMeta(1, given.digest))),
+                    [given.buffer[:-1]],
+                )
         connection.close()
 
     thread = threading.Thread(target=answer)
@@ -114,8 +122,8 @@ def test_what_is_not_as_it_should_be_is_refused(fault: str) -> None:
     listener.close()
 
 
-def test_a_closed_relay_leaves_nobody_waiting(shelf: WeightCache) -> None:
-    relay = WeightRelay(shelf, Listener("127.0.0.1"))
+def test_a_closed_relay_leaves_nobody_waiting(cache: WeightCache) -> None:
+    relay = WeightRelay(cache, Listener("127.0.0.1"))
     relay.close()
     with pytest.raises(ConnectionRefusedError):
         fetch(relay.endpoint, 1, SIZE, None, 5)
@@ -229,9 +237,9 @@ def test_small_policies_have_no_relay(client: Client) -> None:
         assert [handle.relay for handle in few._fleet.handles] == [None] * len(few._fleet.handles)
 
 
-def test_a_stranger_without_the_token_gets_no_weights(shelf: WeightCache) -> None:
-    shelf.put(weights(1))
-    relay = WeightRelay(shelf, Listener("127.0.0.1", local=False))
+def test_a_stranger_without_the_token_gets_no_weights(cache: WeightCache) -> None:
+    cache.put(weights(1))
+    relay = WeightRelay(cache, Listener("127.0.0.1", local=False))
     with pytest.raises(ConnectionClosed):
         fetch(relay.endpoint._replace(token=b"x" * 32), 1, SIZE, None, 5)
     assert isinstance(fetch(relay.endpoint, 1, SIZE, None, 5), Weights)

@@ -36,9 +36,9 @@ from clusterenv.head.fleet.supervisor import Supervisor
 from clusterenv.head.monitor.stats import Stats, Tally
 from clusterenv.head.monitor.telemetry import Telemetry
 from clusterenv.sync.publisher import Publisher
-from clusterenv.transport.connection import Header
+from clusterenv.transport.framing import Header, Message
 from clusterenv.transport.messages import FragmentMeta, MessageKind
-from clusterenv.transport.multiplexer import Message, Multiplexer
+from clusterenv.transport.multiplexer import Multiplexer
 
 __all__ = ["Receiver"]
 
@@ -158,7 +158,7 @@ class Receiver:
             staying = [handle for handle in self._fleet.handles if handle.index not in self._ending]
             self._awaited = {handle.index for handle in staying}
             for handle in staying:
-                self._send(handle, MessageKind.TICKET, dumps(True))
+                self._send(handle, MessageKind.CREDIT, dumps(True))
         return len(staying)
 
     def announce(self, blob: bytes) -> None:
@@ -297,7 +297,7 @@ class Receiver:
     def _give_tickets(self, handle: ShardHandle, count: int) -> None:
         """Let a shard make fragments as it likes."""
         for _ in range(count):
-            self._send(handle, MessageKind.TICKET, dumps(False))
+            self._send(handle, MessageKind.CREDIT, dumps(False))
 
     # Shards that leave and come
 
@@ -359,7 +359,7 @@ class Receiver:
             if self.streaming:
                 self._give_tickets(handle, self._credits - self._waiting[handle.index])
             elif handle.index in self._awaited:
-                self._send(handle, MessageKind.TICKET, dumps(True))
+                self._send(handle, MessageKind.CREDIT, dumps(True))
             if handle.index in self._ending or handle.index >= self.supervisor.wanted:
                 self._drain(handle)  # it left while it owed a fragment, or fewer are wanted by now
         level = logging.WARNING if handle.because == "loss" else logging.INFO

@@ -15,14 +15,14 @@ from clusterenv.sync.distribution import HEAD, Distribution, Order
 from clusterenv.sync.publisher import Publisher
 from clusterenv.sync.weights import Weights
 from clusterenv.transport.endpoint import Endpoint
-from clusterenv.transport.messages import ON_SHELF, MessageKind
+from clusterenv.transport.messages import FROM_CACHE, MessageKind, WeightsMeta
 
 __all__ = ["WeightService"]
 
 
 class _Send(Protocol):
     def __call__(
-        self, handle: ShardHandle, kind: MessageKind, blob: bytes, body: Sequence[Any] = ()
+        self, peer: ShardHandle, kind: int, blob: bytes, body: Sequence[Any] = ()
     ) -> bool: ...
 
 
@@ -125,6 +125,6 @@ class WeightService:
             self._shelved[handle.worker] = weights.version
         else:
             self._relayed.add(handle.index)
-        source = ON_SHELF if shelved else relay and tuple(relay)
-        blob = dumps((weights.version, weights.digest, source))
+        source = FROM_CACHE if shelved else relay and tuple(relay)
+        blob = dumps(tuple(WeightsMeta(weights.version, weights.digest, source)))
         self._send(handle, MessageKind.WEIGHTS, blob, [] if source else [weights.buffer])

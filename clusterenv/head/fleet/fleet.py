@@ -25,8 +25,9 @@ from clusterenv.head.fleet.env_errors import env_error
 from clusterenv.head.fleet.handle import ShardHandle
 from clusterenv.head.fleet.placement import Share, about_to_leave, choose_worker, place
 from clusterenv.simulation.engines.base import EnvDescription
-from clusterenv.transport.endpoint import reach
+from clusterenv.transport.endpoint import connect
 from clusterenv.transport.messages import Failure
+from clusterenv.transport.nonblocking import NonBlockingConnection
 from clusterenv.worker.actor import Shard
 from clusterenv.worker.specs import Opened, ShardSpec
 
@@ -92,6 +93,7 @@ class Fleet:
             message_limit=config.nbytes("channel.message"),
             incarnation=incarnation,
             fleet=self.name,
+            tune=config.get("worker.tune"),
         )
         future = self.client.submit(
             Shard,
@@ -275,7 +277,8 @@ class Fleet:
         timeout = config.seconds("timeout.connect")
         try:
             limit = config.nbytes("channel.message")
-            handle.connected(reach(opened.endpoint, context, timeout, limit))
+            sock = connect(opened.endpoint, context, timeout)
+            handle.connected(NonBlockingConnection(sock, limit))
             handle.relay = opened.relay
         except OSError as error:
             where = f"{opened.endpoint.host}:{opened.endpoint.port}"

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from clusterenv.head.fleet.placement import Share
-from clusterenv.transport.connection import Connection
 from clusterenv.transport.endpoint import Endpoint
 from clusterenv.transport.heartbeat import Heartbeat
+from clusterenv.transport.nonblocking import NonBlockingConnection
 from clusterenv.worker.specs import ShardSpec
 
 __all__ = ["ShardHandle"]
@@ -29,7 +29,7 @@ class ShardHandle:
         self.worker = worker
         self.future = future  # holding the Actor alone can lose it
         self.actor: Any = None
-        self._connection: Connection | None = None
+        self._connection: NonBlockingConnection | None = None
         self.relay: Endpoint | None = None
         """Where other workers get weights from it, if they do."""
         self.lost = False
@@ -45,12 +45,12 @@ class ShardHandle:
         return f"shard {self.index} (environments {first}–{last}) on {self.worker}"
 
     @property
-    def connection(self) -> Connection:
+    def connection(self) -> NonBlockingConnection:
         """The connection to the shard's thread."""
         assert self._connection is not None
         return self._connection
 
-    def connected(self, connection: Connection) -> None:
+    def connected(self, connection: NonBlockingConnection) -> None:
         """Remember the connection."""
         self._connection = connection
 

@@ -1,4 +1,4 @@
-"""What the calls of a ``ClusterEnv`` are given, checked before anything is sent."""
+"""Checks the arguments of the calls of a ``ClusterEnv`` before anything is sent."""
 
 from __future__ import annotations
 
@@ -10,16 +10,24 @@ import numpy as np
 import numpy.typing as npt
 
 from clusterenv.data.checks import items_of
-from clusterenv.errors import ActionError, ArgumentTypeError, ConfigError, ResetNeeded, shown
+from clusterenv.data.spaces import Column, Layout
+from clusterenv.errors import (
+    ActionError,
+    ActionTypeError,
+    ArgumentTypeError,
+    ConfigError,
+    ResetNeeded,
+    shown,
+)
 
-__all__ = ["Reset", "env_indices", "reset_arguments"]
+__all__ = ["Reset", "action_columns", "env_indices", "reset_arguments"]
 
 
 class Reset(NamedTuple):
-    """A reset as the shards take it."""
+    """The checked arguments of a reset."""
 
     seeds: list[int | None]
-    """Of every environment."""
+    """One for every environment."""
     options: dict[str, Any] | None
     mask: npt.NDArray[np.bool_] | None
     """Environments to reset; ``None``: all."""
@@ -28,23 +36,23 @@ class Reset(NamedTuple):
 def reset_arguments(
     seed: Any, options: dict[str, Any] | None, n: int, *, maskable: bool, started: bool
 ) -> Reset:
-    """Return what ``reset(seed=…, options=…)`` of ``n`` environments asks for.
+    """Check the arguments of ``reset(seed=…, options=…)``.
 
     Parameters
     ----------
     seed, options
         As they were given.
     n
-        Environments.
+        Number of environments.
     maskable
-        Whether the engine can reset some of them.
+        Whether the engine can reset only some of them.
     started
         Whether all were reset before.
 
     Raises
     ------
     ConfigError
-        If it cannot be done, with a call that can.
+        If the arguments are wrong; the message shows a call that is right.
     ResetNeeded
         If some are to be reset before all were.
 
@@ -106,12 +114,12 @@ def _seeds(given: Any) -> list[int | None]:
 
 
 def env_indices(given: Sequence[int] | npt.NDArray[Any] | None, n: int) -> npt.NDArray[np.intp]:
-    """Return the indices of environments, of ``n``, that ``send(actions, env_ids)`` names.
+    """Check the ``env_ids`` of ``send(actions, env_ids)``, and return them as an array.
 
     Raises
     ------
     ActionError
-        If they are no different indices of environments.
+        Unless they are distinct indices below ``n``.
 
     Examples
     --------
@@ -128,9 +136,27 @@ def env_indices(given: Sequence[int] | npt.NDArray[Any] | None, n: int) -> npt.N
         raise ActionError(
             f"env_ids must be a list of env indices, got {shown(given)}: send(actions, [0, 1])"
         )
-    ids = ids.astype(np.intp)  # a copy: the caller may go on to use its own
+    ids = ids.astype(np.intp)  # a copy: the caller may change its own
     if ids.min() < 0 or ids.max() >= n or len(np.unique(ids)) != len(ids):
         raise ActionError(
             f"env_ids must be different indices from 0 to {n - 1}, got {ids.tolist()}"
         )
     return ids
+
+
+def action_columns(layout: Layout, actions: Any, n: int) -> list[Column]:
+    """Return a batch of ``n`` actions as contiguous columns.
+
+    Raises
+    ------
+    ActionError
+        If the actions do not fit the action space.
+    """
+    try:
+        return layout.columns(actions, n)
+    except (TypeError, ValueError) as error:
+        kind = ActionTypeError if isinstance(error, TypeError) else ActionError
+        raise kind(
+            f"{error}. The action space of one environment is {layout.space}; "
+            "envs.action_space.sample() shows a right one"
+        ) from error

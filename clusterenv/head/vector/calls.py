@@ -1,4 +1,4 @@
-"""Which calls of a ``ClusterEnv`` may be made when: one after the other, and in order."""
+"""Decides which calls of a ``ClusterEnv`` are allowed now."""
 
 from __future__ import annotations
 
@@ -14,45 +14,47 @@ from clusterenv.errors import NothingSent, ResetNeeded, ResultsPending
 __all__ = ["AsyncState", "Calls", "Finish"]
 
 Finish = Callable[[], Any]
-"""Returns the result of a call, once every shard has answered."""
+"""Returns the result of a call, after every shard has answered."""
 
 _IDLE = AsyncState.DEFAULT
 _NEVER_RESET = "actions before reset(): call obs, info = envs.reset(seed=1) first"
 
 
 class Calls:
-    """The calls under way, and what the environments were last asked for.
+    """The pending calls of a ``ClusterEnv``, and the state of its environments.
 
-    As in ``AsyncVectorEnv``, one of ``reset_async``, ``step_async`` and ``call_async`` can be under
-    way, until its ``…_wait`` is called. Otherwise ``send`` and ``recv`` address environments one by
-    one.
+    As in ``AsyncVectorEnv``, one of ``reset_async``, ``step_async`` and ``call_async`` can be
+    pending, until its ``…_wait`` is called. Otherwise ``send`` and ``recv`` address environments
+    one by one.
 
     Parameters
     ----------
     num_envs
-        Environments.
+        Number of environments.
     autoreset
-        Whether episodes that are over begin again by themselves.
+        Whether the environments reset themselves at the end of an episode.
     """
 
     def __init__(self, num_envs: int, *, autoreset: bool) -> None:
+        self.num_envs = num_envs
         self.state = _IDLE
         self._finish: Finish | None = None
-        self.sent = np.zeros(num_envs, np.bool_)
-        """Environments whose results :meth:`ClusterEnv.recv` has still to return."""
+        self._sent = np.zeros(num_envs, np.bool_)
+        self.receiving = 0
+        """Environments whose results ``recv`` has still to return."""
         self._autoreset = autoreset
         self._over = np.zeros(num_envs, np.bool_)  # wait for a reset; without autoreset only
         self._reset_first: str | None = _NEVER_RESET
 
     @property
     def started(self) -> bool:
-        """Whether all environments were reset, and nothing was lost since."""
+        """Whether all environments were reset, and no call timed out since."""
         return self._reset_first is None
 
-    # What may be called now
+    # Checks
 
     def check_idle(self, call: str) -> None:
-        """Raise ``ResultsPending`` if a call is under way that ``…_wait`` has to finish."""
+        """Raise ``ResultsPending`` if a call is pending that ``…_wait`` has to finish."""
         if self.state is not _IDLE:
             pending = self.state.value
             raise ResultsPending(
@@ -62,10 +64,10 @@ class Calls:
             )
 
     def check_received(self, call: str, ids: npt.NDArray[np.intp] | slice = slice(None)) -> None:
-        """Raise ``ResultsPending`` if any result of these environments is to be received."""
+        """Raise ``ResultsPending`` if ``recv`` has still to return any of these environments."""
         self.check_idle(call)
-        if self.sent[ids].any():
-            waiting = np.flatnonzero(self.sent).tolist()
+        if self.receiving and self._sent[ids].any():
+            waiting = np.flatnonzero(self._sent).tolist()
             raise ResultsPending(
                 f"{call}() while environments {waiting} have results to be received: "
                 "call recv() first"
@@ -81,8 +83,7 @@ class Calls:
         ResetNeeded
             If they must be reset first.
         """
-        if self.state is not _IDLE or self.sent[ids].any():
-            self.check_received(call, ids)
+        self.check_received(call, ids)
         if self._reset_first is not None:
             raise ResetNeeded(self._reset_first)
         if not self._autoreset and self._over[ids].any():
@@ -92,19 +93,19 @@ class Calls:
                 "call envs.reset(options={'reset_mask': terminated | truncated}) first"
             )
 
-    # What has been called
+    # Changes
 
     def begin(self, state: AsyncState, finish: Finish) -> None:
-        """Note a call that its ``…_wait`` will finish."""
+        """Record a pending call, and the function that gives its result."""
         self.state, self._finish = state, finish
 
     def end(self, state: AsyncState) -> Finish:
-        """Return what finishes the call under way.
+        """End the pending call, and return the function that gives its result.
 
         Raises
         ------
         NothingSent
-            If there is none, or another one.
+            If no call, or another one, is pending.
         """
         finish = self._finish
         if self.state is not state or finish is None:
@@ -116,18 +117,29 @@ class Calls:
         return finish
 
     def expired(self, state: AsyncState) -> None:
-        """Note that the results of a call were not waited for, and are lost."""
+        """Record that a call timed out, and that its results are lost."""
         if state is not AsyncState.WAITING_CALL:
             self._reset_first = (
-                f"{state.value}_wait() has timed out, and nobody saw what became of the "
-                "environments: call obs, info = envs.reset() first"
+                f"{state.value}_wait() has timed out, so the state of the environments is "
+                "unknown: call obs, info = envs.reset() first"
             )
 
     def reset(self, mask: npt.NDArray[np.bool_] | None) -> None:
-        """Note that all environments, or those of a mask, are being reset."""
-        self.sent[:] = False
+        """Record that all environments, or those of a mask, are being reset."""
+        self._sent[:] = False
+        self.receiving = 0
         self._over[slice(None) if mask is None else mask] = False
         self._reset_first = None
+
+    def begin_recv(self, ids: npt.NDArray[np.intp]) -> None:
+        """Record that ``recv`` has to return these environments, which :meth:`check_ready` saw."""
+        self._sent[ids] = True
+        self.receiving += len(ids)
+
+    def end_recv(self, ids: npt.NDArray[np.intp]) -> None:
+        """Record that ``recv`` has returned these environments."""
+        self._sent[ids] = False
+        self.receiving -= len(ids)
 
     def stepped(
         self,
@@ -135,6 +147,6 @@ class Calls:
         terminated: npt.NDArray[np.bool_],
         truncated: npt.NDArray[np.bool_],
     ) -> None:
-        """Note the results of a step."""
+        """Record the results of a step."""
         if not self._autoreset:
             self._over[ids] = terminated | truncated

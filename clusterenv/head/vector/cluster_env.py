@@ -7,21 +7,18 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
-from distributed import Client
-from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from torch import nn
 
 from clusterenv import config
-from clusterenv.cluster.connect import ClusterLike
 from clusterenv.data.checks import check_instance, is_number
-from clusterenv.data.observation_mode import ObservationMode, batch_observations
+from clusterenv.data.observation_mode import batch_observations
 from clusterenv.data.processes import ProcessGuard
 from clusterenv.errors import (
     ClosedError,
@@ -30,17 +27,19 @@ from clusterenv.errors import (
     ResultsPending,
     WaitTimeout,
 )
-from clusterenv.head.fleet.arguments import check_counts, check_restarts
-from clusterenv.head.fleet.fleet import Fleet
-from clusterenv.head.fleet.launch import make_recipe, open_fleet
 from clusterenv.head.fleet.restarts import Restarts
 from clusterenv.head.vector.calls import AsyncState, Calls
 from clusterenv.head.vector.exchange import Exchange
 from clusterenv.head.vector.recovery import Recovery
-from clusterenv.head.vector.round_trips import ResetResult, RoundTrips, StepResult
+from clusterenv.head.vector.requests import Requests, ResetResult, StepResult
 from clusterenv.sync.rules import EveryVersion, SyncRule
 
-__all__ = ["ClusterEnv", "make_vec"]
+if TYPE_CHECKING:
+    from distributed import Client
+
+    from clusterenv.head.fleet.fleet import Fleet
+
+__all__ = ["ClusterEnv"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,7 +52,7 @@ _open: weakref.WeakSet[ClusterEnv] = weakref.WeakSet()
 def _exclusive(
     method: Callable[Concatenate[ClusterEnv, P], R],
 ) -> Callable[Concatenate[ClusterEnv, P], R]:
-    """Let one thread at a time call the methods so marked, and none in a fork or after the end."""
+    """Let one thread at a time call a method, and none in a fork or after ``close``."""
     name = method.__name__
 
     @wraps(method)
@@ -80,78 +79,8 @@ def _exclusive(
     return call
 
 
-def make_vec(
-    env: str | EnvSpec | Callable[..., gym.Env[Any, Any]] | Sequence[Callable[..., Any]],
-    num_envs: int,
-    *,
-    shards: int | None = None,
-    cluster: ClusterLike = None,
-    engine: str = "auto",
-    autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
-    wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] = (),
-    restarts: Restarts | None = None,
-    observation_mode: ObservationMode = "same",
-    **env_kwargs: Any,
-) -> ClusterEnv:
-    """Make a vector environment whose environments live on a Dask cluster.
-
-    Parameters
-    ----------
-    env
-        A Gymnasium id or spec, a callable that makes one environment, or a sequence of
-        ``num_envs`` such callables, as ``SyncVectorEnv`` takes them.
-    num_envs
-        Number of environments.
-    shards
-        Number of groups they are split into, each on a worker process of its own.
-        By default one per worker that the cluster has now.
-    cluster
-        Whatever :func:`clusterenv.connect` takes; by default a ``LocalCluster`` that
-        is stopped again by ``close()``.
-    engine
-        ``"auto"`` and ``"gymnasium"``: any environment, equal to ``SyncVectorEnv``.
-        ``"native"``: the environment's own ``vector_entry_point``. ``"envpool"``:
-        EnvPool's task of this name. See ``docs/engines.md`` for what the last two change.
-    autoreset_mode
-        ``NEXT_STEP``, ``SAME_STEP`` or ``DISABLED``.
-    wrappers
-        Applied to each environment on the worker, first to last.
-    restarts
-        How often a lost shard is placed again: 5 times in 10 minutes by default,
-        ``Restarts(0)`` for never. Its environments come back truncated, with the observation
-        of a reset and the reason in ``info["lost"]``.
-    observation_mode
-        As in Gymnasium: ``"same"`` if all observation spaces are equal; ``"different"`` if they
-        agree in shape and dtype only; or a tuple of the batched space and that of one environment.
-    **env_kwargs
-        Passed to the environment.
-
-    Raises
-    ------
-    ConfigError, SpaceMismatch, UnknownEnv, NoWorkers, EnvError
-        At once, and with nothing left running.
-
-    Examples
-    --------
-    >>> import clusterenv
-    >>> envs = clusterenv.make_vec("CartPole-v1", 4, shards=2)
-    >>> obs, info = envs.reset(seed=1)
-    >>> obs.shape
-    (4, 4)
-    >>> obs, reward, terminated, truncated, info = envs.step([0, 1, 0, 1])
-    >>> envs.close()
-    """
-    restarts = Restarts() if restarts is None else restarts
-    check_restarts(restarts)
-    check_counts(num_envs, shards)
-    recipe = make_recipe(
-        env, num_envs, engine, autoreset_mode, wrappers, env_kwargs, observation_mode
-    )
-    return ClusterEnv(*open_fleet(recipe, num_envs, shards, cluster), restarts)
-
-
 class ClusterEnv(VectorEnv[Any, Any, Any]):
-    """A ``gymnasium.vector.VectorEnv`` over the shards of a fleet; see :func:`make_vec`.
+    """A ``gymnasium.vector.VectorEnv`` over the shards of a fleet; see :func:`clusterenv.make_vec`.
 
     ``reset`` and ``step`` wait for all shards. ``reset_async`` and ``step_async`` do not, until
     ``reset_wait`` and ``step_wait``, as in ``AsyncVectorEnv``. With ``async_reset``, ``send`` and
@@ -191,7 +120,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         self._calls = Calls(self.num_envs, autoreset=autoreset)
         recovery = Recovery(fleet, restarts, self.num_envs)
         self._exchange = Exchange(fleet, recovery.recover, self._fail)
-        self._trips = RoundTrips(fleet, recovery, self._exchange, self._calls, self._fail)
+        self._requests = Requests(fleet, recovery, self._exchange, self._calls)
         self.spec = about.spec
         self.autoreset_mode = about.autoreset_mode
         self.metadata = {**about.metadata, "autoreset_mode": about.autoreset_mode}
@@ -224,7 +153,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         options
             Passed to every environment; ``reset_mask`` is taken out first.
         """
-        return self._finish(self._trips.reset("reset", seed, options))
+        return self._finish(self._requests.reset("reset", seed, options))
 
     @_exclusive
     def step(self, actions: Any) -> StepResult:
@@ -241,7 +170,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         """
         return self._finish(self._start_step("step", actions))
 
-    # All environments, without waiting for them
+    # All environments, without waiting
 
     @_exclusive
     def reset_async(
@@ -250,7 +179,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         options: dict[str, Any] | None = None,
     ) -> None:
         """Begin a :meth:`reset`; :meth:`reset_wait` returns its results."""
-        finish = self._trips.reset("reset_async", seed, options)
+        finish = self._requests.reset("reset_async", seed, options)
         self._calls.begin(AsyncState.WAITING_RESET, finish)
 
     @_exclusive
@@ -267,8 +196,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         NothingSent
             If no ``reset_async`` is under way.
         WaitTimeout
-            If some environment has not finished in time. What comes later is dropped, and a
-            ``reset`` must come before the next step.
+            If some environment has not finished in time. Its result is dropped when it arrives,
+            and the environments must be reset before the next step.
         """
         result: ResetResult = self._wait(AsyncState.WAITING_RESET, timeout)
         return result
@@ -296,7 +225,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         values: tuple[Any, ...] = self._wait(AsyncState.WAITING_CALL, timeout)
         return values
 
-    # Whichever environments are ready
+    # Environments that are ready
 
     @_exclusive
     def async_reset(
@@ -306,7 +235,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         options: dict[str, Any] | None = None,
     ) -> None:
         """Begin to reset all environments; :meth:`recv` returns them shard by shard."""
-        self._trips.send_reset(seed, options)
+        self._requests.send_reset(seed, options)
 
     @_exclusive
     def send(self, actions: Any, env_ids: Sequence[int] | npt.NDArray[Any] | None = None) -> None:
@@ -320,18 +249,18 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             Global env indices, as :meth:`recv` gave them in ``info["env_id"]``; by default
             all. With the engines ``"native"`` and ``"envpool"``: whole shards, in order.
         """
-        self._trips.send(actions, env_ids)
+        self._requests.send(actions, env_ids)
 
     @_exclusive
     def recv(self) -> StepResult:
-        """Return the results of whichever group of environments is ready first.
+        """Return the results of the group of environments that is ready first.
 
         Returns
         -------
         obs, reward, terminated, truncated, info
             As from ``step``, with one row per environment of ``info["env_id"]``.
         """
-        return self._trips.recv()
+        return self._requests.recv()
 
     # The environments' own attributes
 
@@ -357,13 +286,13 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
                 f"or a single one, got {len(values)}"
             )
         self._finish(
-            self._trips.call("set_attr", "set_attr", lambda handle: (name, values[handle.span]))
+            self._requests.call("set_attr", "set_attr", lambda handle: (name, values[handle.span]))
         )
 
     @_exclusive
     def render(self) -> tuple[Any, ...]:
         """Return a frame of every environment."""
-        return self._finish(self._trips.call("render", "render", lambda _link: ()))
+        return self._finish(self._requests.call("render", "render", lambda _handle: ()))
 
     @property  # type: ignore[misc]
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
@@ -384,7 +313,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             Seconds that the shards are given to stop by themselves.
         """
         seconds = config.seconds("timeout.close", timeout)
-        self.closed = True  # before anything else: another thread may wait for results
+        self.closed = True  # first: another thread may wait for results
         _open.discard(self)
         if not self._guard.is_here:
             return  # a fork: the environments belong to the parent
@@ -416,8 +345,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
 
     def _start_step(self, call: str, actions: Any) -> Callable[[], StepResult]:
         if isinstance(actions, nn.Module):
-            return self._trips.act(call, actions, self.sync)
-        return self._trips.step(call, actions)
+            return self._requests.act(call, actions, self.sync)
+        return self._requests.step(call, actions)
 
     def _start_call(
         self, call: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -425,10 +354,10 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         check_instance("name", name, str, f"envs.{call}('render_mode')")
         if name in ("reset", "step", "close"):
             raise ConfigError(f"{call}({name!r}) would bypass envs.{name}(): call that instead")
-        return self._trips.call(call, "call", lambda _link: (name, args, kwargs))
+        return self._requests.call(call, "call", lambda _handle: (name, args, kwargs))
 
     def _finish(self, finish: Callable[[], R]) -> R:
-        self._trips.collect()
+        self._requests.collect()
         return finish()
 
     def _wait(self, state: AsyncState, timeout: float | None) -> Any:
@@ -438,14 +367,14 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             )
         finish = self._calls.end(state)
         try:
-            self._trips.collect(timeout)
+            self._requests.collect(timeout)
         except TimeoutError as error:
             if isinstance(error, ClusterEnvError):  # an environment's own
                 raise
             self._calls.expired(state)
             raise WaitTimeout(
                 f"{state.value}_wait() has timed out after {timeout:g} s: some environments have "
-                "not finished yet. What they return is dropped when it comes"
+                "not finished yet. Their results are dropped when they arrive"
             ) from error
         return finish()
 
@@ -454,7 +383,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         if self.closed:  # by another thread, which is why there is an error
             return
         self._closed_because = f"after {type(error).__name__}"
-        # Whoever presses Ctrl-C does not want to wait for an environment that hangs.
+        # After Ctrl-C, do not wait for an environment that hangs.
         self.close(timeout=None if isinstance(error, Exception) else _INTERRUPTED_SECONDS)
 
     def _closed_error(self) -> ClosedError:

@@ -1,4 +1,4 @@
-"""Requests to shards and their answers: the way in which ``ClusterEnv`` talks to its fleet."""
+"""Requests to shards and their answers: how ``ClusterEnv`` communicates with its fleet."""
 
 from __future__ import annotations
 
@@ -7,78 +7,64 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clusterenv import config
 from clusterenv.data.spaces import Array
 from clusterenv.errors import ClusterEnvError, ConnectionClosed, WorkerLost
 from clusterenv.head.fleet.env_errors import env_error
-from clusterenv.head.fleet.fleet import Fleet
 from clusterenv.head.fleet.handle import ShardHandle
-from clusterenv.transport.connection import Header
+from clusterenv.transport.framing import Header, Message
 from clusterenv.transport.messages import MessageKind
-from clusterenv.transport.multiplexer import Message, Multiplexer
+from clusterenv.transport.multiplexer import Multiplexer
 
-__all__ = ["Answer", "Exchange", "Reader", "Recover"]
+if TYPE_CHECKING:
+    from clusterenv.head.fleet.fleet import Fleet
+
+__all__ = ["ACT", "CALL", "RESET", "STEP", "Exchange", "Fail", "Recover", "Request"]
 
 _WATCH_SECONDS = 0.5
-_READING_SECONDS = 0.05
-# Members of an enum are looked up slowly.
-_STEP, _ACT, _RESULT, _VALUE, _FAILED = (
-    int(kind)
-    for kind in (
-        MessageKind.STEP,
-        MessageKind.ACT,
-        MessageKind.RESULT,
-        MessageKind.VALUE,
-        MessageKind.FAILED,
-    )
+_SENDING_SECONDS = 0.05
+# Plain integers: in Python 3.11 a member of an enum takes 0.1 µs to look up.
+RESET, STEP, CALL, ACT = map(
+    int, (MessageKind.RESET, MessageKind.STEP, MessageKind.CALL, MessageKind.ACT)
 )
+_RESULT, _VALUE, _FAILED = map(int, (MessageKind.RESULT, MessageKind.VALUE, MessageKind.FAILED))
 
 
-class Reader(NamedTuple):
-    """What becomes of an answer."""
+class Request(NamedTuple):
+    """A message to a shard, and how its answer is handled."""
 
-    arrays: Sequence[Array]
-    """The body is received into these."""
-    value: Callable[[ShardHandle, Any], Any]
-    """Returns the answer's value, given the blob, once the body has come."""
+    kind: int
+    complete: Callable[[ShardHandle, Any], Any]
+    """Returns the answer's value, given the shard and the answer's blob."""
+    again: Callable[[], None]
+    """Sends the request that replaces this one if the shard is lost before it answers."""
+    arrays: Sequence[Array] = ()
+    """Receive the body of the answer."""
+    blob: bytes = b""
+    body: Sequence[Array] = ()
 
 
 Recover = Callable[[ShardHandle, WorkerLost, bool], ShardHandle]
-"""Places a lost shard again, ending its process first if told to; raises if it must not."""
+"""Restarts a lost shard, and ends its process first if told to; raises if it must not restart."""
 
 Fail = Callable[[BaseException], None]
-"""Stops everything before an error, or Ctrl-C, reaches the caller."""
-
-
-class Answer(NamedTuple):
-    """What a shard answered; an exception if it failed."""
-
-    handle: ShardHandle
-    value: Any
-
-
-class _Request(NamedTuple):
-    reader: Reader
-    again: Callable[[], None]
-    sent: float
-    limit: float
-    """Seconds until it must be answered."""
+"""Closes everything before an error, or Ctrl-C, reaches the caller."""
 
 
 class Exchange:
-    """Sends requests to the shards of a fleet and receives whichever answer comes first.
+    """Sends requests to the shards of a fleet, and receives their answers in any order.
 
     Parameters
     ----------
     fleet
         The shards.
     recover
-        Called with a shard that is lost; its unanswered requests are then made again.
+        Called with a shard that is lost; its unanswered requests are then replaced.
     fail
-        Called when a request cannot be sent or no answer be received; a method of the exchange's
-        owner, and held weakly.
+        Called with an error before it is raised: that of an environment, or of a request that
+        cannot be sent or answered. A method of the exchange's owner; a weak reference is kept.
     """
 
     def __init__(self, fleet: Fleet, recover: Recover, fail: Fail) -> None:
@@ -86,59 +72,43 @@ class Exchange:
         self._recover = recover
         self._fail = weakref.WeakMethod(fail)
         self._multiplexer = Multiplexer(self._place)
-        self._ready: deque[Answer] = deque()
-        self._unanswered: dict[int, deque[_Request]] = {}
+        self._ready: deque[Any] = deque()
+        self._unanswered: dict[int, deque[tuple[Request, float]]] = {}  # and the times of sending
         self._step_limit = config.seconds("timeout.step")
         self._call_limit = config.seconds("timeout.call")
-        self._looked = time.monotonic()
+        self._watched = time.monotonic()
+        self.outstanding = 0
+        """Requests whose answers :meth:`recv` has still to return."""
         for handle in fleet.handles:
             self._multiplexer.add(handle)
             self._unanswered[handle.index] = deque()
 
-    @property
-    def outstanding(self) -> bool:
-        """Whether any answer is still to come or to be taken."""
-        return bool(self._ready) or any(self._unanswered.values())
-
-    def send(
-        self,
-        shard: int,
-        kind: MessageKind,
-        reader: Reader,
-        again: Callable[[], None],
-        blob: bytes = b"",
-        body: Sequence[Array] = (),
-    ) -> None:
-        """Send a request; it waits for the shard to read on only as long as the shard does.
-
-        Parameters
-        ----------
-        shard
-            To whom.
-        reader
-            Takes the answer.
-        again
-            Asks for what is to be had instead if the shard is lost before it answers.
-        """
-        limit = self._step_limit if kind in (_STEP, _ACT) else self._call_limit
+    def send(self, shard: int, request: Request) -> None:
+        """Send a request; while the shard reads, wait until it has all of it."""
         handle = self._fleet.handles[shard]
+        kind = request.kind
         try:
             # The caller may reuse its actions; weights never change.
-            behind = self._multiplexer.send(handle, kind, blob, body, copy=kind == _STEP)
-            self._unanswered[shard].append(_Request(reader, again, time.monotonic(), limit))
-            if behind:
-                self._go_on_sending(handle)
+            unsent = self._multiplexer.send(
+                handle, kind, request.blob, request.body, copy=kind == STEP
+            )
+            self._unanswered[shard].append((request, time.monotonic()))
+            self.outstanding += 1
+            if unsent:
+                self._finish_sending(handle)
         except BaseException as error:
             self._failed(error)
             raise
 
-    def recv(self, timeout: float | None = None) -> Answer:
-        """Return the next answer of any shard.
+    def recv(self, timeout: float | None = None) -> Any:
+        """Return the value of the next answer of any shard.
 
         Raises
         ------
         TimeoutError
-            If none came within ``timeout`` seconds; it may still come, for a later call.
+            If there was none within ``timeout`` seconds; a later call may still return it.
+        EnvError, PolicyError
+            If the answer is a failure.
         """
         if not self._ready:
             try:
@@ -147,8 +117,13 @@ class Exchange:
                 self._failed(error)
                 raise
             if not self._ready:
-                raise TimeoutError(f"no answer came within {timeout:g} s")
-        return self._ready.popleft()
+                raise TimeoutError(f"no answer was received within {timeout:g} s")
+        self.outstanding -= 1
+        value = self._ready.popleft()
+        if isinstance(value, Exception):
+            self._failed(value)
+            raise value
+        return value
 
     def _listen(self, timeout: float) -> None:
         """Receive until there is an answer, or the time is over."""
@@ -159,63 +134,59 @@ class Exchange:
             for handle, message in self._multiplexer.listen(pause):
                 self._take(handle, message)
             now = time.monotonic()
-            if now - began > pause + self._step_limit / 2:  # this process was held up, or suspended
+            if now - began > pause + self._step_limit / 2:  # this process was held up or suspended
                 for handle in self._fleet.handles:
                     handle.heartbeat.heard(now)
-            if now - self._looked >= _WATCH_SECONDS:
+            if now - self._watched >= _WATCH_SECONDS:
                 self._watch(now)
             if now >= ends:
                 break
 
-    def _go_on_sending(self, handle: ShardHandle) -> None:
-        """Send more of what is kept for a shard, until it has not read for a moment."""
+    def _finish_sending(self, handle: ShardHandle) -> None:
+        """Send the rest of a message, until the shard has not read for a moment."""
         began = time.monotonic()
         while (
-            handle.connection.is_behind
-            and time.monotonic() - max(began, handle.heartbeat.heard_at) < _READING_SECONDS
+            handle.connection.has_unsent
+            and time.monotonic() - max(began, handle.heartbeat.heard_at) < _SENDING_SECONDS
         ):
-            for speaker, message in self._multiplexer.listen(_READING_SECONDS):
-                self._take(speaker, message)
+            for peer, message in self._multiplexer.listen(_SENDING_SECONDS):
+                self._take(peer, message)
+
+    def _place(self, handle: ShardHandle, header: Header, _blob: Any) -> Sequence[Array]:
+        """Return the arrays that receive the body of an answer."""
+        unanswered = self._unanswered[handle.index]
+        if not unanswered or header.kind not in (_RESULT, _VALUE, _FAILED):
+            raise ConnectionClosed(
+                f"{handle} sent a message of kind {header.kind} without a request for it"
+            )
+        return () if header.kind == _FAILED else unanswered[0][0].arrays
 
     def _take(self, handle: ShardHandle, message: Message | ClusterEnvError) -> None:
         if isinstance(message, Message):
-            self._answer(handle, message)
+            request, _ = self._unanswered[handle.index].popleft()
+            if message.kind == _FAILED:
+                self._ready.append(env_error(handle, message.blob))
+            else:
+                self._ready.append(request.complete(handle, message.blob))
         elif isinstance(message, ConnectionClosed):
             self._lose(handle, self._fleet.lost(handle), message)
         else:
             raise message
 
-    def _place(self, handle: ShardHandle, header: Header, _blob: Any) -> Sequence[Array]:
-        """Return where the body of an answer goes."""
-        unanswered = self._unanswered[handle.index]
-        if not unanswered or header.kind not in (_RESULT, _VALUE, _FAILED):
-            raise ConnectionClosed(
-                f"{handle} sent a frame of kind {header.kind} that nothing asked for"
-            )
-        return () if header.kind == _FAILED else unanswered[0].reader.arrays
-
-    def _answer(self, handle: ShardHandle, message: Message) -> None:
-        request = self._unanswered[handle.index].popleft()
-        if message.kind == _FAILED:
-            value: Any = env_error(handle, message.blob)
-        else:
-            value = request.reader.value(handle, message.blob)
-        self._ready.append(Answer(handle, value))
-
     def _watch(self, now: float) -> None:
-        """Look for shards that Dask knows to be lost, and for answers that do not come."""
-        self._looked = now
+        """Look for shards that Dask reports as lost, and for answers that are overdue."""
+        self._watched = now
         for handle in self._fleet.gone():
             self._lose(handle, self._fleet.lost(handle))
         for handle in list(self._fleet.handles):
             unanswered = self._unanswered[handle.index]
             if not unanswered:
                 continue
-            limit = unanswered[0].limit
+            request, sent = unanswered[0]
+            limit = self._step_limit if request.kind in (STEP, ACT) else self._call_limit
             if handle.connection.is_receiving:
                 limit = min(limit, self._step_limit)
-            quiet_since = max(unanswered[0].sent, handle.heartbeat.heard_at)
-            if now - quiet_since > limit:
+            if now - max(sent, handle.heartbeat.heard_at) > limit:
                 self._lose(handle, _overdue(handle, limit), end_process=True)
 
     def _lose(
@@ -225,14 +196,14 @@ class Exchange:
         cause: BaseException | None = None,
         end_process: bool = False,
     ) -> None:
-        """Have a shard placed again, and ask it for what its predecessor did not answer."""
+        """Restart a shard, and replace the requests that it did not answer."""
         error.__cause__ = cause
         self._multiplexer.remove(handle)
         requests = list(self._unanswered[handle.index])
         self._unanswered[handle.index].clear()
-        back = self._recover(handle, error, end_process)
-        self._multiplexer.add(back)
-        for request in requests:
+        self.outstanding -= len(requests)
+        self._multiplexer.add(self._recover(handle, error, end_process))
+        for request, _ in requests:
             request.again()
 
     def _failed(self, error: BaseException) -> None:
@@ -241,7 +212,7 @@ class Exchange:
             fail(error)
 
     def close(self) -> None:
-        """Stop listening; the fleet closes the connections."""
+        """Stop receiving; the fleet closes the connections."""
         self._multiplexer.close()
 
 

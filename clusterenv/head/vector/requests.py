@@ -1,69 +1,240 @@
-"""What ``ClusterEnv`` asks of its shards, and how their answers become results.
+"""The calls of ``ClusterEnv``: requests to the shards, and results from their answers.
 
-A shard may be lost before it answers. It is then asked for what it owes instead: the reset of
-environments that come back truncated.
+A shard may be lost before it answers. The requests that it did not answer are then replaced by
+what is due to its environments: a reset, after which they come back truncated.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from gymnasium.vector import AutoresetMode
+from torch import nn
 
 from clusterenv.data.pickling import dumps, dumps_by_value
 from clusterenv.data.spaces import Array, Column, Layout
+from clusterenv.errors import ActionError, ConfigError, NothingSent
 from clusterenv.head.fleet.env_errors import env_error
-from clusterenv.head.fleet.fleet import Fleet
 from clusterenv.head.fleet.handle import ShardHandle
-from clusterenv.head.vector.exchange import Exchange, Reader
-from clusterenv.head.vector.groups import Group, Groups
-from clusterenv.head.vector.recovery import Recovery
+from clusterenv.head.vector.arguments import action_columns, env_indices, reset_arguments
+from clusterenv.head.vector.calls import Calls
+from clusterenv.head.vector.env_groups import EnvGroup, EnvGroups
+from clusterenv.head.vector.exchange import ACT, CALL, RESET, STEP, Exchange, Request
+from clusterenv.head.vector.remote_policy import RemotePolicy
 from clusterenv.head.vector.result import Result, Rows
+from clusterenv.policies.base import Policy
+from clusterenv.simulation.policy_spaces import check_spaces
+from clusterenv.sync.rules import SyncRule
 from clusterenv.transport.messages import (
     CallRequest,
     Failure,
-    MessageKind,
     ResetRequest,
+    ResultMeta,
     StepRequest,
 )
 
-__all__ = ["Requests"]
+if TYPE_CHECKING:
+    from clusterenv.head.fleet.fleet import Fleet
+    from clusterenv.head.vector.recovery import Recovery
+
+__all__ = ["Requests", "ResetResult", "StepResult"]
+
+ResetResult: TypeAlias = tuple[Any, dict[str, Any]]
+StepResult: TypeAlias = tuple[
+    Any, npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]
+]
+
+_ALL = slice(None)
 
 
 class Requests:
-    """Sends resets, steps and calls.
+    """Begins the calls of a ``ClusterEnv``, and returns a function that gives each result.
 
-    Answers are received into a ``result`` of all environments, or, if there is none, into
-    one of their own, which the exchange hands out.
+    Call that function after :meth:`collect`. Every answer is received into the result of the call
+    that sent the request, so a late answer is never taken for that of a later call.
 
     Parameters
     ----------
     fleet
         The shards.
-    groups
-        Their environments.
     recovery
         Knows what is due to environments that were lost.
     exchange
-        Carries requests and answers.
+        Sends requests and receives answers.
+    calls
+        Decides whether a call is allowed now.
     """
 
-    def __init__(
-        self, fleet: Fleet, groups: Groups, recovery: Recovery, exchange: Exchange
-    ) -> None:
+    def __init__(self, fleet: Fleet, recovery: Recovery, exchange: Exchange, calls: Calls) -> None:
+        about = fleet.description
         self._fleet = fleet
-        self._groups = groups
+        self._groups = EnvGroups(fleet)
         self._recovery = recovery
         self._exchange = exchange
-        self._obs = Layout(fleet.description.observation_space)
-        self._act = Layout(fleet.description.action_space)
+        self._calls = calls
+        self._num_envs = calls.num_envs
+        self._obs = Layout(about.observation_space)
+        self._act = Layout(about.action_space)
+        self._same_step = about.autoreset_mode is AutoresetMode.SAME_STEP
+        self._remote: RemotePolicy | None = None
+
+    # All environments
 
     def reset(
+        self, call: str, seed: Any, options: dict[str, Any] | None
+    ) -> Callable[[], ResetResult]:
+        """Reset all environments, or those of a mask in ``options``.
+
+        Parameters
+        ----------
+        call
+            The user's, for errors.
+        """
+        self._calls.check_idle(call)
+        result = Result(self._obs, self._num_envs)
+        self._reset_all(seed, options, result)
+        return lambda: (self._obs.nest(result.slot.obs), result.info())
+
+    def step(self, call: str, actions: Any) -> Callable[[], StepResult]:
+        """Step all environments; as :meth:`reset`."""
+        self._calls.check_ready(call)
+        columns = action_columns(self._act, actions, self._num_envs)
+        result = Result(self._obs, self._num_envs)
+        for whole in self._groups.whole:
+            self._step(whole, [column[whole.span] for column in columns], result)
+        return partial(self._step_result, result)
+
+    def act(self, call: str, policy: nn.Module, rule: SyncRule) -> Callable[[], StepResult]:
+        """Let a policy act beside all environments; as :meth:`step`.
+
+        Parameters
+        ----------
+        rule
+            When newer weights are sent; the rule of the first call counts.
+        """
+        if not isinstance(policy, Policy):
+            raise ActionError(
+                f"step() got a {type(policy).__name__}; wrap it: "
+                "envs.step(clusterenv.policies.Categorical(module)) or CleanRL(agent)"
+            )
+        self._calls.check_ready(call)
+        if self._remote is None:
+            about, shards = self._fleet.description, len(self._fleet.handles)
+            # Text is kept: it returns with the observations.
+            check_spaces(about.observation_space, about.action_space, text="keep")
+            self._remote = RemotePolicy(policy, rule, self._obs, shards, self._num_envs)
+        remote = self._remote
+        remote.refresh(policy)
+        result = Result(self._obs, self._num_envs)
+        for whole in self._groups.whole:
+            if self._recovery.pending(whole.span):
+                self._reset_due(whole, None, result)
+                continue
+            blob, body = remote.request(whole.shard, self._fleet.handles[whole.shard].incarnation)
+            self._send(ACT, whole, result, blob, body)
+        return partial(self._act_result, remote, result)
+
+    def call(
+        self, call: str, method: str, arguments: Callable[[ShardHandle], tuple[Any, ...]]
+    ) -> Callable[[], tuple[Any, ...]]:
+        """Call a method of all engines, with the arguments that each shard gets."""
+        self._calls.check_received(call)
+        values: dict[int, list[Any] | Exception] = {}
+
+        def complete(handle: ShardHandle, blob: Any) -> None:
+            failed = isinstance(blob, Failure)
+            values[handle.index] = env_error(handle, blob) if failed else blob or []
+
+        def send(shard: int) -> None:
+            request = Request(CALL, complete, partial(send, shard), blob=blobs[shard])
+            self._exchange.send(shard, request)
+
+        # All are pickled before one is sent: arguments that cannot be pickled do no harm.
+        requests = [CallRequest(method, arguments(handle)) for handle in self._fleet.handles]
+        blobs = [dumps_by_value(tuple(request)) for request in requests]
+        for shard in range(len(blobs)):
+            send(shard)
+        return partial(_in_order, values)
+
+    def collect(self, timeout: float | None = None) -> None:
+        """Receive every answer: one of each shard, or two if some of its environments were lost.
+
+        Raises
+        ------
+        TimeoutError
+            If some are missing after so many seconds.
+        """
+        exchange = self._exchange
+        if timeout is None:
+            while exchange.outstanding:
+                exchange.recv()
+            return
+        deadline = time.monotonic() + timeout
+        while exchange.outstanding:
+            exchange.recv(max(0.0, deadline - time.monotonic()))
+
+    # Some environments
+
+    def send_reset(self, seed: Any, options: dict[str, Any] | None) -> None:
+        """Reset all environments; :meth:`recv` returns them shard by shard."""
+        self._calls.check_idle("async_reset")
+        self._reset_all(seed, options, None)
+        self._calls.begin_recv(np.arange(self._num_envs))
+
+    def send(self, actions: Any, env_ids: Sequence[int] | npt.NDArray[Any] | None) -> None:
+        """Step some environments; :meth:`recv` returns them shard by shard."""
+        group = self._groups.cached(env_ids)
+        ids = env_indices(env_ids, self._num_envs) if group is None else group.ids
+        columns = action_columns(self._act, actions, len(ids))
+        self._calls.check_ready("send", ids)
+        if group is not None:
+            self._step(group, columns, None)
+        else:
+            for group, at in list(self._groups.split(ids)):
+                self._step(group, [column[at] for column in columns], None)
+        self._calls.begin_recv(ids)
+
+    def recv(self) -> StepResult:
+        """Return the results of the group of environments that is ready first."""
+        self._calls.check_idle("recv")
+        if not self._calls.receiving:
+            raise NothingSent(
+                "recv() has nothing to wait for: call async_reset() or send(actions, env_ids) first"
+            )
+        result = None
+        while result is None or result.ids is None:  # of a call whose …_wait() timed out
+            result = self._exchange.recv()
+        self._calls.end_recv(result.ids)
+        obs, reward, terminated, truncated, info = self._step_result(result, result.ids)
+        info["env_id"] = result.ids
+        return obs, reward, terminated, truncated, info
+
+    # Requests
+
+    def _reset_all(self, seed: Any, options: dict[str, Any] | None, result: Result | None) -> None:
+        maskable, started = self._fleet.description.maskable, self._calls.started
+        seeds, options, mask = reset_arguments(
+            seed, options, self._num_envs, maskable=maskable, started=started
+        )
+        if result is None:
+            if mask is not None:
+                raise ConfigError(
+                    "async_reset() resets all environments; for some of them: "
+                    "reset(options={'reset_mask': mask})"
+                )
+            self.collect()  # or recv() would return the results of earlier requests
+        for whole in self._groups.whole:
+            self._reset(whole, seeds, options, mask, result)
+        self._calls.reset(mask)
+
+    def _reset(
         self,
-        whole: Group,
+        whole: EnvGroup,
         seeds: list[int | None],
         options: dict[str, Any] | None,
         mask: npt.NDArray[np.bool_] | None,
@@ -72,14 +243,13 @@ class Requests:
         """Reset the environments of a shard; ``seeds`` and ``mask`` are of all environments."""
         own_mask = None if mask is None else mask[whole.span]
         blob = dumps_by_value(tuple(ResetRequest(seeds[whole.span], options, own_mask)))
-        reader = self._reader(result, whole.span if result else slice(None), whole.ids)
-        again = partial(self.reset, whole, seeds, options, mask, result)
+        again = partial(self._reset, whole, seeds, options, mask, result)
         self._recovery.began(whole.ids, seeds, mask)
-        self._exchange.send(whole.shard, MessageKind.RESET, reader, again, blob)
+        self._send(RESET, whole, result, blob, again=again)
 
-    def step(self, group: Group, columns: Sequence[Column], result: Result | None = None) -> None:
-        """Step environments with these actions, or reset those to which that is due."""
-        if self._recovery.pending(group.ids):
+    def _step(self, group: EnvGroup, columns: list[Column], result: Result | None) -> None:
+        """Step environments, or reset those to which that is due."""
+        if self._recovery.count and self._recovery.pending(group.ids):
             due = self._recovery.due(group.ids)
             self._reset_due(group, np.flatnonzero(due), result)
             if due.all():
@@ -87,97 +257,39 @@ class Requests:
             left = np.flatnonzero(~due)
             group = self._groups.of(group.shard, group.ids[left])
             columns = [column[left] for column in columns]
-        arrays = [columns[k] for k in self._act.arrays]
-        objects = [columns[k] for k in self._act.objects]
-        dtypes = [array.dtype for array in arrays]
-        blob = group.blob
-        if objects or dtypes != self._act.dtypes:
+        layout, blob, arrays = self._act, group.blob, columns
+        if layout.objects or [column.dtype for column in columns] != layout.dtypes:
+            arrays = [columns[k] for k in layout.arrays]
+            objects = [columns[k] for k in layout.objects]
+            dtypes = [array.dtype for array in arrays]
             blob = dumps(tuple(StepRequest(group.rows, dtypes, objects)))
-        if result and group.rows is not None:
-            reader = self._reader_of(result, group.ids)
-        else:
-            reader = self._reader(result, group.span if result else slice(None), group.ids)
-        self._exchange.send(
-            group.shard, MessageKind.STEP, reader, self._instead(group, result), blob, arrays
-        )
+        self._send(STEP, group, result, blob, arrays)
 
-    def act(
-        self, whole: Group, request: Callable[[int], tuple[bytes, list[Array]]], result: Result
-    ) -> None:
-        """Let the policy of a shard act, or reset what is due.
+    def _reset_due(self, group: EnvGroup, which: Rows | None, result: Result | None) -> None:
+        """Reset environments of a restarted shard in place of stepping them.
 
         Parameters
         ----------
-        whole
-            All environments of the shard.
-        request
-            Returns blob and body of the frame, given the shard's incarnation.
+        which
+            Positions in the group; ``None`` for all.
         """
-        instead = self._instead(whole, result)
-        if self._recovery.pending(whole.span):
-            instead()
-            return
-        blob, body = request(self._fleet.handles[whole.shard].incarnation)
-        reader = self._reader(result, whole.span, whole.ids)
-        self._exchange.send(whole.shard, MessageKind.ACT, reader, instead, blob, body)
-
-    def call(
-        self,
-        method: str,
-        arguments: Callable[[ShardHandle], tuple[Any, ...]],
-        into: dict[int, list[Any] | Exception],
-    ) -> None:
-        """Call a method of all engines, and put what each returned, or raised, into a dictionary.
-
-        Parameters
-        ----------
-        method
-            Of :class:`~clusterenv.simulation.engines.base.Engine`.
-        arguments
-            Returns the arguments for a shard.
-        into
-            By shard.
-        """
-
-        def value(handle: ShardHandle, values: Any) -> dict[int, list[Any] | Exception]:
-            failed = isinstance(values, Failure)
-            into[handle.index] = env_error(handle, values) if failed else values or []
-            return into
-
-        def send(shard: int) -> None:
-            reader = Reader((), value)
-            self._exchange.send(shard, MessageKind.CALL, reader, partial(send, shard), blobs[shard])
-
-        # All are made before one is sent: arguments that cannot be pickled do no harm.
-        requests = [CallRequest(method, arguments(handle)) for handle in self._fleet.handles]
-        blobs = [dumps_by_value(tuple(request)) for request in requests]
-        for shard in range(len(blobs)):
-            send(shard)
-
-    def _instead(self, group: Group, result: Result | None) -> Callable[[], None]:
-        """Return what asks for all that is due to a group whose shard was lost."""
-        return partial(self._reset_due, group, np.arange(len(group.ids)), result)
-
-    def _reset_due(self, group: Group, which: Rows, result: Result | None) -> None:
-        """Reset environments of a lost shard instead of stepping them."""
-        handle = self._fleet.handles[group.shard]
-        ids = group.ids[which]
-        rows = ids - handle.share.first
-        seeds: list[int | None] = [None] * handle.share.count
+        share = self._fleet.handles[group.shard].share
+        ids = group.ids if which is None else group.ids[which]
+        rows = ids - share.first
+        seeds: list[int | None] = [None] * share.count
         for row, seed in zip(rows.tolist(), self._recovery.seeds(ids), strict=True):
             seeds[row] = seed
         mask = None
-        if len(rows) < handle.share.count:
-            mask = np.isin(np.arange(handle.share.count), rows)
+        if len(rows) < share.count:
+            mask = np.isin(np.arange(share.count), rows)
+        whole = Result(self._obs, share.count)
 
-        whole = Result(self._obs, handle.share.count)
-
-        def value(handle: ShardHandle, blob: Any) -> Result:
-            self._complete(handle, blob, whole, slice(None))
+        def complete(handle: ShardHandle, blob: Any) -> Result:
+            self._add_blob(whole, _ALL, handle, blob)
             truncated, infos = self._recovery.settle(ids, handle.index)
             self._recovery.saw(ids, [column[rows] for column in whole.slot.obs])
             whole.slot.truncated[rows] = truncated
-            target, places = result or Result(self._obs, len(ids), ids), ids
+            target, places = result or self._own_result(ids), ids
             if result is None:
                 places = np.arange(len(ids))
             target.take(whole, rows, places)
@@ -185,44 +297,95 @@ class Requests:
                 target.report(handle.index, infos, places)
             return target
 
-        reader = Reader(whole.slot.buffers(self._obs, slice(None)), value)
         again = partial(self._reset_due, group, which, result)
         blob = dumps(tuple(ResetRequest(seeds, None, mask)))
-        self._exchange.send(group.shard, MessageKind.RESET, reader, again, blob)
+        arrays = whole.slot.buffers(self._obs, _ALL)
+        self._exchange.send(group.shard, Request(RESET, complete, again, arrays, blob))
+
+    def _send(
+        self,
+        kind: int,
+        group: EnvGroup,
+        result: Result | None,
+        blob: bytes,
+        body: Sequence[Array] = (),
+        again: Callable[[], None] | None = None,
+    ) -> None:
+        """Send a request about a group.
+
+        The answer is received into ``result``. If that is ``None``, or the group is only a part of
+        its shard, it is received into a result of its own.
+        """
+        if result is not None and (kind != STEP or group.rows is None):
+            target, into = result, group.span
+        else:
+            target, into = self._own_result(group.ids), _ALL
+        complete: Callable[[ShardHandle, Any], Result]
+        complete = partial(self._complete, target, into, group.ids)
+        if result is not None and target is not result:
+            complete = partial(self._complete_part, target, result, group.ids)
+        if again is None:
+            again = partial(self._reset_due, group, None, result)
+        arrays = target.slot.buffers(self._obs, into)
+        self._exchange.send(group.shard, Request(kind, complete, again, arrays, blob, body))
 
     # Answers
 
-    def _reader(self, result: Result | None, into: slice, ids: Rows) -> Reader:
-        """Return what takes an answer into ``result``, or into a result of its own."""
-        target = result or Result(self._obs, len(ids), ids)
+    def _own_result(self, ids: Rows) -> Result:
+        """Return a result for these environments only."""
+        return Result(self._obs, len(ids), ids)
 
-        def value(handle: ShardHandle, blob: Any) -> Result:
-            self._complete(handle, blob, target, into)
-            self._recovery.saw(ids, [column[into] for column in target.slot.obs])
-            return target
-
-        return Reader(target.slot.buffers(self._obs, into), value)
-
-    def _reader_of(self, result: Result, ids: Rows) -> Reader:
-        """Return what takes an answer about some environments of a shard into ``result``."""
-        part = self._reader(None, slice(None), ids)
-
-        def value(handle: ShardHandle, blob: Any) -> Result:
-            result.take(part.value(handle, blob), np.arange(len(ids)), ids)
-            return result
-
-        return Reader(part.arrays, value)
-
-    def _complete(self, handle: ShardHandle, blob: Any, target: Result, into: slice) -> None:
-        """Add to a result what does not travel as arrays."""
+    def _complete(
+        self, target: Result, into: slice, ids: Rows, handle: ShardHandle, blob: Any
+    ) -> Result:
+        """Complete a result whose arrays were received."""
         if blob is not None:
-            infos, objects, chosen, states = blob
-            for k, column in zip(self._obs.objects, objects, strict=True):
-                target.slot.obs[k][into] = column
-            if infos:
-                target.report(handle.index, infos, np.arange(target.n)[into])
-            if chosen:
-                target.choose(chosen, into)
-            if states:
-                rows, columns = states
-                target.states.append((np.arange(target.n)[into][rows], columns))
+            self._add_blob(target, into, handle, blob)
+        if self._same_step:
+            self._recovery.saw(ids, [column[into] for column in target.slot.obs])
+        return target
+
+    def _complete_part(
+        self, part: Result, result: Result, ids: Rows, handle: ShardHandle, blob: Any
+    ) -> Result:
+        """Complete a result of some environments, and copy it into that of all."""
+        self._complete(part, _ALL, ids, handle, blob)
+        result.take(part, np.arange(len(ids)), ids)
+        return result
+
+    def _add_blob(self, target: Result, into: slice, handle: ShardHandle, blob: Any) -> None:
+        """Add to a result what is not sent as arrays."""
+        if blob is None:
+            return
+        infos, objects, chosen, states = ResultMeta(*blob)
+        for k, column in zip(self._obs.objects, objects, strict=True):
+            target.slot.obs[k][into] = column
+        if infos:
+            target.report(handle.index, infos, np.arange(target.n)[into])
+        if chosen:
+            target.choose(chosen, into)
+        if states:
+            rows, columns = states
+            target.states.append((np.arange(target.n)[into][rows], columns))
+
+    def _step_result(self, result: Result, ids: Rows | slice = _ALL) -> StepResult:
+        obs, reward, terminated, truncated = result.slot
+        self._calls.stepped(ids, terminated, truncated)
+        return self._obs.nest(obs), reward, terminated, truncated, result.info()
+
+    def _act_result(self, remote: RemotePolicy, result: Result) -> StepResult:
+        obs, reward, terminated, truncated, info = self._step_result(result)
+        remote.observe(result.slot.obs, terminated | truncated, info, result.states)
+        info |= remote.complete(result.chosen, self._num_envs)
+        return obs, reward, terminated, truncated, info
+
+
+def _in_order(values: dict[int, list[Any] | Exception]) -> tuple[Any, ...]:
+    """Return the values of all environments, or raise what one of them raised."""
+    found: list[Any] = []
+    for shard in sorted(values):
+        of_shard = values[shard]
+        if isinstance(of_shard, Exception):
+            raise of_shard
+        found += of_shard
+    return tuple(found)

@@ -1,4 +1,4 @@
-"""What a call of ``ClusterEnv`` returns, while the shards' answers arrive in any order."""
+"""The result of a call of ``ClusterEnv``, assembled from the answers of the shards."""
 
 from __future__ import annotations
 
@@ -17,23 +17,33 @@ Rows = npt.NDArray[np.intp]
 
 
 class Result:
-    """Arrays that answers are received into, and the infos that came with them."""
+    """Arrays that answers are received into, and the infos that came with them.
+
+    Parameters
+    ----------
+    layout
+        Of the observations.
+    n
+        Number of environments.
+    ids
+        Their global indices; ``None`` for all environments.
+    """
 
     def __init__(self, layout: Layout, n: int, ids: Rows | None = None) -> None:
         self.slot = Slot.empty(layout, n)
         self.n = n
-        self.ids = np.arange(n) if ids is None else ids
+        self.ids = ids
         self._infos: dict[int, list[tuple[Any, Rows]]] = {}
         self.chosen: dict[str, Column] = {}
         self.states: list[tuple[Rows, dict[str, Column]]] = []
         """Some rows of each shard, and their policy's recurrent state there."""
 
     def report(self, shard: int, infos: Infos, places: Rows) -> None:
-        """Note the infos of a shard, and which rows they are of."""
+        """Add infos of a shard, given the rows that they belong to."""
         self._infos.setdefault(shard, []).append((infos, places))
 
     def take(self, other: Result, rows: Rows, places: Rows) -> None:
-        """Take over some rows of another result, with everything reported of them."""
+        """Copy rows of another result, and their infos, to the rows ``places`` of this one."""
         ours, theirs = ([*result.slot.obs, *result.slot[1:]] for result in (self, other))
         for column, values in zip(ours, theirs, strict=True):
             column[places] = values[rows]
@@ -44,16 +54,16 @@ class Result:
                 self.report(shard, infos, where[at])
 
     def choose(self, chosen: dict[str, Column], into: slice) -> None:
-        """Note what the policy of a shard chose for some rows."""
+        """Add the actions and other columns that the policy of a shard chose for some rows."""
         for name, values in chosen.items():
             if name not in self.chosen:
                 self.chosen[name] = np.zeros((self.n, *values.shape[1:]), values.dtype)
             self.chosen[name][into] = values
 
     def info(self) -> dict[str, Any]:
-        """Return Gymnasium's dictionary of everything that was reported."""
+        """Return all infos as Gymnasium's dictionary."""
         merged: dict[str, Any] = {}
-        for shard in sorted(self._infos):  # answers come in any order
+        for shard in sorted(self._infos):  # answers arrive in any order
             for infos, places in self._infos[shard]:
                 join: Any = merge_vector if isinstance(infos, VectorInfo) else merge
                 join(merged, infos, places, self.n)

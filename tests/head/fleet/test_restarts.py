@@ -152,15 +152,15 @@ class Heavy(clusterenv.policies.Policy):
 
 def stop_while_sending(monkeypatch: pytest.MonkeyPatch, handle: Any, kind: int) -> Event:
     """Stop the process of a shard when the head begins to send it a frame of this kind."""
-    real, pid, stopped = handle.connection.post, pid_of(handle), Event()
+    real, pid, stopped = handle.connection.send, pid_of(handle), Event()
 
-    def stopping(*args: Any) -> Any:
+    def stopping(*args: Any, **options: Any) -> Any:
         if args[0] == kind and not stopped.is_set():
             os.kill(pid, signal.SIGSTOP)
             stopped.set()
-        return real(*args)
+        return real(*args, **options)
 
-    monkeypatch.setattr(handle.connection, "post", stopping)
+    monkeypatch.setattr(handle.connection, "send", stopping)
     return stopped
 
 

@@ -51,7 +51,7 @@ def test_only_the_call_that_is_under_way_can_be_waited_for(calls: Calls, state: 
 
 
 def test_what_was_sent_must_be_received_by_environment(calls: Calls) -> None:
-    calls.sent[1] = True
+    calls.begin_recv(np.array([1]))
     calls.check_ready("send", np.array([0, 2]))
     with pytest.raises(ResultsPending, match=r"environments \[1\].*recv\(\) first"):
         calls.check_ready("send", np.array([0, 1]))

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 from clusterenv.data.pickling import dumps
-from clusterenv.errors import ConfigError, WorkerLost
-from clusterenv.head.vector.exchange import Exchange, Reader
-from clusterenv.transport.connection import Connection
+from clusterenv.errors import ConfigError, EnvError, WorkerLost
+from clusterenv.head.vector.exchange import Exchange, Request
+from clusterenv.transport.blocking import BlockingConnection
 from clusterenv.transport.heartbeat import Heartbeat
-from clusterenv.transport.messages import MessageKind
+from clusterenv.transport.messages import Failure, MessageKind
+from clusterenv.transport.nonblocking import NonBlockingConnection
 
 
 class End:
@@ -27,7 +28,8 @@ class End:
     def __init__(self, index: int) -> None:
         self.index = index
         ours, self.socket = socket.socketpair()
-        self.connection, self.shard = Connection(ours, limit=1000), Connection(self.socket)
+        self.connection = NonBlockingConnection(ours, limit=1000)
+        self.shard = BlockingConnection(self.socket)
         self.heartbeat = Heartbeat(time.monotonic())
 
     def __str__(self) -> str:
@@ -77,8 +79,11 @@ def exchange(ends: Any) -> Iterator[Exchange]:
     exchange.close()
 
 
-def reader(into: np.ndarray[Any, Any]) -> Reader:
-    return Reader([into], lambda handle, blob: (handle.index, blob, into.copy()))
+def request(kind: int, into: Any, again: Any, blob: bytes = b"", body: Any = ()) -> Request:
+    def complete(handle: Any, blob: Any) -> Any:
+        return handle.index, blob, into.copy()
+
+    return Request(kind, complete, again, [into], blob, body)
 
 
 def ask(
@@ -89,7 +94,7 @@ def ask(
 
     def send() -> None:
         made.append(shard)
-        exchange.send(shard, kind, reader(into), send, b"", body)
+        exchange.send(shard, request(kind, into, send, body=body))
 
     send()
     return made
@@ -138,10 +143,10 @@ def test_a_shard_that_stops_within_an_answer_is_lost_after_the_deadline(
     assert "has not answered for 1 s" in str(error)
     assert made == [0, 0]
     ends.handles[0].socket.sendall(raw("again", ANSWER))
-    index, blob, got = exchange.recv(10).value
+    index, blob, got = exchange.recv(10)
     assert (index, blob) == (0, "again")
     assert (got == ANSWER).all()
-    assert not exchange.outstanding
+    assert exchange.outstanding == 0
     assert not ends.failed
 
 
@@ -184,7 +189,7 @@ def test_a_shard_that_is_late_is_noticed_while_others_answer(exchange: Exchange,
     while not ends.replaced:
         ask(exchange, 1, into)
         ends.handles[1].socket.sendall(raw(None, into))
-        assert exchange.recv(10).value[0] == 1
+        assert exchange.recv(10)[0] == 1
 
 
 def test_an_answer_that_goes_on_arriving_is_not_late(exchange: Exchange, ends: Any) -> None:
@@ -198,7 +203,7 @@ def test_an_answer_that_goes_on_arriving_is_not_late(exchange: Exchange, ends: A
         if begin + 2 * (len(frame) // 10) >= len(frame):
             break
     ends.handles[0].socket.sendall(frame[begin + len(frame) // 10 :])
-    assert (exchange.recv(10).value[2] == ANSWER).all()
+    assert (exchange.recv(10)[2] == ANSWER).all()
     assert not ends.replaced
 
 
@@ -228,7 +233,7 @@ def test_what_was_sent_may_change_afterwards(exchange: Exchange, ends: Any) -> N
         ((MessageKind.RESULT, 1001, 8), "announced a message of 1,001 bytes"),
         ((MessageKind.RESULT, 0, 1 << 40), "expected a body of 8 bytes"),
         ((MessageKind.FAILED, 0, 8), "expected a body of 0 bytes"),
-        ((MessageKind.FRAGMENT, 0, 8), "nothing asked for"),
+        ((MessageKind.FRAGMENT, 0, 8), "without a request for it"),
     ],
 )
 def test_a_header_that_claims_what_cannot_be_breaks_the_connection(
@@ -250,12 +255,22 @@ def test_an_answer_that_nothing_asked_for_breaks_the_connection(
     ends.handles[0].socket.sendall(raw(None, np.zeros(1)))
     with pytest.raises(TimeoutError):
         exchange.recv(0.1)
-    assert "nothing asked for" in str(ends.replaced[0][1].__cause__)
+    assert "without a request for it" in str(ends.replaced[0][1].__cause__)
+
+
+def test_a_failure_is_raised_after_everything_was_closed(exchange: Exchange, ends: Any) -> None:
+    ask(exchange, 0, np.zeros(1))
+    failure = Failure(3, "step", None, "Traceback: broken")
+    ends.handles[0].shard.send(MessageKind.FAILED, dumps(failure))
+    with pytest.raises(EnvError, match="environment 3"):
+        exchange.recv(10)
+    assert isinstance(ends.failed[0], EnvError)
+    assert exchange.outstanding == 0
 
 
 def test_a_message_that_is_too_large_is_refused_where_it_is_sent(
     exchange: Exchange, ends: Any
 ) -> None:
     with pytest.raises(ConfigError, match=r"clusterenv\.channel\.message allows, 1,000 bytes"):
-        exchange.send(0, MessageKind.CALL, reader(np.zeros(1)), exchange.close, bytes(1001))
+        exchange.send(0, request(MessageKind.CALL, np.zeros(1), exchange.close, bytes(1001)))
     assert len(ends.failed) == 1

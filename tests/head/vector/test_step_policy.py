@@ -83,11 +83,11 @@ def test_an_unchanged_policy_moves_no_weights(client: Client) -> None:
         envs.reset(seed=1)
         for _ in range(10):
             envs.step(policy)
-        assert envs._trips._remote is not None
-        assert (envs._trips._remote.pulls, envs._trips._remote.weight_bytes) == (0, 0)
+        assert envs._requests._remote is not None
+        assert (envs._requests._remote.pulls, envs._requests._remote.weight_bytes) == (0, 0)
         nudge(policy, 0.1)
         envs.step(policy)
-        assert envs._trips._remote.pulls == 2
+        assert envs._requests._remote.pulls == 2
 
 
 def test_weights_travel_only_on_divergence(client: Client) -> None:
@@ -350,7 +350,7 @@ def test_masks_are_never_violated(client: Client, mode: Any, way: str, final: bo
             info = envs.step(policy)[4]
             assert info["policy_version"].tolist() == [0] * 3
             # One action is allowed, so nothing can diverge.
-            assert set(envs._trips._remote._divergences.values()) <= {0.0}  # type: ignore[union-attr]
+            assert set(envs._requests._remote._divergences.values()) <= {0.0}  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("way", ["info", "dict"])

@@ -1,37 +1,39 @@
-"""Which environments of a shard are asked together."""
+"""Groups of environments of one shard, which one request addresses."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from clusterenv.data.pickling import dumps
 from clusterenv.errors import ConfigError
-from clusterenv.head.fleet.fleet import Fleet
 from clusterenv.head.vector.result import Rows
 from clusterenv.transport.messages import StepRequest
 
-__all__ = ["Group", "Groups"]
+if TYPE_CHECKING:
+    from clusterenv.head.fleet.fleet import Fleet
+
+__all__ = ["EnvGroup", "EnvGroups"]
 
 
-class Group(NamedTuple):
+class EnvGroup(NamedTuple):
     """Environments of one shard that are stepped together."""
 
     shard: int
     span: slice
-    """The environments of the whole shard."""
+    """Global indices of all environments of the shard."""
     ids: Rows
-    """Their global indices; read-only, as ``recv`` hands them out."""
+    """Global indices of the group; read-only, as ``recv`` hands them out."""
     rows: slice | Rows | None
-    """Their rows in the shard; ``None``: all."""
+    """Indices of the group within the shard; ``None`` for all."""
     blob: bytes
-    """What a request says of them if the actions are as the space says."""
+    """Of a ``STEP`` with actions of the space's dtypes."""
 
 
-class Groups:
-    """The groups that a user sends, known again when they are sent again.
+class EnvGroups:
+    """The groups of a fleet; those that a user sends repeatedly are cached.
 
     Parameters
     ----------
@@ -44,17 +46,17 @@ class Groups:
         counts = [handle.share.count for handle in fleet.handles]
         self._shard_of = np.repeat(np.arange(len(counts)), counts)
         self.whole = [
-            Group(handle.index, handle.span, handle.rows, None, b"") for handle in fleet.handles
+            EnvGroup(handle.index, handle.span, handle.rows, None, b"") for handle in fleet.handles
         ]
         """All environments of each shard."""
-        self._known = {id(whole.ids): whole for whole in self.whole}
+        self._cache = {id(whole.ids): whole for whole in self.whole}
 
-    def known(self, ids: object) -> Group | None:
-        """Return the group whose own ``ids`` these are."""
-        return self._known.get(id(ids))
+    def cached(self, ids: object) -> EnvGroup | None:
+        """Return the group whose own array ``ids`` is, as ``recv`` handed it out."""
+        return self._cache.get(id(ids))
 
-    def split(self, ids: Rows) -> Iterator[tuple[Group, slice | Rows]]:
-        """Yield the groups of some environments, and where these are in ``ids``."""
+    def split(self, ids: Rows) -> Iterator[tuple[EnvGroup, slice | Rows]]:
+        """Yield the groups of some environments, and their positions in ``ids``."""
         shards = self._shard_of[ids]
         if (shards == shards[0]).all():
             yield self.of(int(shards[0]), ids), slice(None)
@@ -63,7 +65,7 @@ class Groups:
             at = np.flatnonzero(shards == shard)
             yield self.of(shard, ids[at]), at
 
-    def of(self, shard: int, ids: Rows) -> Group:
+    def of(self, shard: int, ids: Rows) -> EnvGroup:
         """Return the group of some environments of one shard."""
         handle = self._fleet.handles[shard]
         places: Rows = ids - handle.share.first
@@ -79,8 +81,8 @@ class Groups:
                 "pass info['env_id'] as recv() gave it"
             )
         ids.setflags(write=False)
-        if len(self._known) > 4 * len(self._shard_of):  # somebody never sends a group twice
-            self._known = {id(whole.ids): whole for whole in self.whole}
+        if len(self._cache) > 4 * len(self._shard_of):  # groups that are sent once fill it
+            self._cache = {id(whole.ids): whole for whole in self.whole}
         blob = dumps(tuple(StepRequest(rows, None, [])))
-        group = self._known[id(ids)] = Group(shard, handle.span, ids, rows, blob)
+        group = self._cache[id(ids)] = EnvGroup(shard, handle.span, ids, rows, blob)
         return group
