@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from clusterenv.data.tensordict import to_tensordict
     from clusterenv.head.collect.collector import Collector
     from clusterenv.head.fleet.restarts import Restarts
+    from clusterenv.head.fleet.roster import ShardInfo
     from clusterenv.head.monitor.stats import Stats
     from clusterenv.head.vector.cluster_env import ClusterEnv, make_vec
     from clusterenv.head.vector.sb3 import SB3VecEnv
@@ -35,6 +36,7 @@ __all__ = [
     "Rollout",
     "RolloutStore",
     "SB3VecEnv",
+    "ShardInfo",
     "Stats",
     "__version__",
     "connect",
@@ -56,6 +58,7 @@ _MODULES = {
     "data.tensordict": ("to_tensordict",),
     "head.collect.collector": ("Collector",),
     "head.fleet.restarts": ("Restarts",),
+    "head.fleet.roster": ("ShardInfo",),
     "head.monitor.stats": ("Stats",),
     "head.vector.cluster_env": ("ClusterEnv", "make_vec"),
     "head.vector.sb3": ("SB3VecEnv",),

@@ -146,7 +146,7 @@ def test_a_host_that_is_cut_off_and_comes_back(hosts: Hosts) -> None:
         with collecting(client, num_envs=6, shards=3) as collector:
             while {batch.shard for batch in batches} != {0, 1, 2}:
                 batches += collector.collect(500)
-            addresses = {handle.worker for handle in collector._fleet.handles}
+            addresses = {shard.worker for shard in collector.shards}
             assert len(addresses) == 3
             ip("link", "set", hosts.outer(1), "down")
             assert take_until_restarted(collector, batches, 1)

@@ -100,7 +100,7 @@ class Telemetry:
 
     def __init__(self, client: Client, fleet: str, title: str) -> None:
         self._client, self._fleet, self._title = client, fleet, title
-        self._told = 0.0
+        self._sent = 0.0
         self.link: str | None = None
 
     def begin(self) -> None:
@@ -118,12 +118,12 @@ class Telemetry:
                 self.link = f"{status.removesuffix('/status')}/clusterenv"
 
     def due(self, now: float) -> bool:
-        """Whether it is time to tell something."""
-        return self.link is not None and now - self._told >= SECONDS
+        """Whether it is time to send statistics."""
+        return self.link is not None and now - self._sent >= SECONDS
 
-    def tell(self, now: float, stats: Stats) -> None:
-        """Send what there is, without waiting for an answer."""
-        self._told = now
+    def send(self, now: float, stats: Stats) -> None:
+        """Send the statistics, without waiting for an answer."""
+        self._sent = now
         message = record(self._fleet, self._title, stats)
         self._client.loop.add_callback(partial(_send, self._client, message))
 

@@ -102,7 +102,7 @@ class Requests:
         )
 
     def act(
-        self, whole: Group, request: Callable[[int], tuple[bytes, list[Array]]], result: Result
+        self, whole: Group, request: Callable[[], tuple[bytes, list[Array]]], result: Result
     ) -> None:
         """Let the policy of a shard act, or reset what is due.
 
@@ -111,13 +111,13 @@ class Requests:
         whole
             All environments of the shard.
         request
-            Returns blob and body of the frame, given the shard's incarnation.
+            Returns blob and body of the message.
         """
         instead = self._instead(whole, result)
         if self._recovery.pending(whole.span):
             instead()
             return
-        blob, body = request(self._fleet.handles[whole.shard].incarnation)
+        blob, body = request()
         reader = self._reader(result, whole.span, whole.ids)
         self._exchange.send(whole.shard, MessageKind.ACT, reader, instead, blob, body)
 

@@ -114,10 +114,10 @@ class RoundTrips:
             )
         self._calls.check_ready(call)
         if self._remote is None:
-            about, handles = self._fleet.description, len(self._fleet.handles)
+            about = self._fleet.description
             spaces = about.observation_space, about.action_space
             check_spaces(*spaces, text="keep")  # it comes back with the observations
-            self._remote = RemotePolicy(policy, rule, self._obs, handles, self._num_envs)
+            self._remote = RemotePolicy(policy, rule, self._obs, self._fleet.roster, self._num_envs)
         self._remote.refresh(policy)
         result = Result(self._obs, self._num_envs)
         for whole in self._groups.whole:

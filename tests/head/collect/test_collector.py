@@ -391,14 +391,14 @@ def test_a_missed_announcement_stops_nothing(
     policy = cartpole_policy()
     with cartpole(client, policy, sync=rule) as collector:
         collector.rollout()
-        send = collector._intake._send
+        send = collector._receiver._send
 
         def lose(handle: Any, kind: MessageKind, blob: bytes, body: Any = ()) -> None:
             if kind != MessageKind.ANNOUNCE or handle.index != 1:
                 send(handle, kind, blob, body)
 
         with monkeypatch.context() as lossy:
-            lossy.setattr(collector._intake, "_send", lose)
+            lossy.setattr(collector._receiver, "_send", lose)
             for seed in range(3):
                 collector.publish(changed(policy, 0.5, seed))
         assert [batch.policy_version for batch in collector.rollout()] == [3, 0]
@@ -476,7 +476,7 @@ def test_shards_go_on_while_weights_are_on_their_way(
 ) -> None:
     policy = cartpole_policy()
     with cartpole(client, policy) as collector:
-        serving = collector._intake._serving
+        serving = collector._receiver._weights
         pull, asked = serving.pull, []
         monkeypatch.setattr(serving, "pull", lambda *args, **options: asked.append((args, options)))
         collector.publish(changed(policy, 0.5))
@@ -695,7 +695,7 @@ def test_columns_of_a_policy_that_are_wider_than_allowed_end_the_run_with_the_se
         dask.config.set({"clusterenv.channel.extras": "10 B"}),
         cartpole(client, Features(nn.Linear(4, 2))) as collector,
         pytest.raises(
-            errors.ConfigError, match=r"10 bytes for text and the policy's .*connection\.extras"
+            errors.ConfigError, match=r"10 bytes for text and the policy's .*channel\.extras"
         ),
     ):
         collector.rollout()
@@ -732,7 +732,7 @@ def test_a_fault_after_the_shards_were_placed_leaves_no_worker(
         raise MemoryError("no room for another copy")
 
     before = footprint()
-    monkeypatch.setattr("clusterenv.collector.Publisher", fails)
+    monkeypatch.setattr("clusterenv.head.collect.collector.Publisher", fails)
     with pytest.raises(MemoryError):
         clusterenv.Collector("CartPole-v1", cartpole_policy(), num_envs=2, horizon=8, shards=1)
     assert wait_until(lambda: not left_behind(before)), left_behind(before)
@@ -754,8 +754,8 @@ def test_close_wakes_those_that_wait(client: Client, how: str) -> None:
     threads = [threading.Thread(target=wait) for _ in range(2)]
     for thread in threads:
         thread.start()
-    intake = collector._intake
-    assert wait_until(lambda: intake.streaming or intake._awaited)  # they have asked for batches
+    roster = collector._fleet.roster  # they have asked for batches
+    assert wait_until(lambda: roster.limit is not None or any(record.owes for record in roster))
     collector.close()
     for thread in threads:
         thread.join(10)
