@@ -322,9 +322,15 @@ class Receiver:
         return state
 
     def _return(self, handle: ShardHandle) -> None:
-        """Hand a shard that was placed to the thread."""
-        self._opened.put(handle)
-        self._multiplexer.wake()
+        """Hand a shard that was placed to the thread, unless everything was closed meanwhile."""
+        with self._roster.lock:
+            closed = self._roster.closed
+            if not closed:
+                self._opened.put(handle)
+        if closed:
+            self._fleet.discard(handle)
+        else:
+            self._multiplexer.wake()
 
     def _admit(self, handle: ShardHandle) -> None:
         """Listen to a shard that was placed; send it the newest policy, then credits."""

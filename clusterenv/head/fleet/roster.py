@@ -212,9 +212,8 @@ class Roster:
     @property
     def surplus(self) -> list[ShardRecord]:
         """The running shards that are not wanted any more, the last one first."""
-        return [record for record in self if self._unwanted(record) and record.state is _RUNNING][
-            ::-1
-        ]
+        found = [r for r in self if self._unwanted(r) and r.state is _RUNNING]
+        return found[::-1]
 
     @property
     def settled(self) -> bool:
@@ -332,8 +331,8 @@ class Roster:
     def close(self) -> tuple[list[ShardHandle], list[ShardHandle]]:
         """End all shards; return the handles of those that were active, and that were lost."""
         with self.lock:
-            found = [[r.handle for r in self if r.state in states] for states in (ACTIVE, (_LOST,))]
-            active, lost = ([handle for handle in each if handle is not None] for each in found)
+            active = [r.handle for r in self if r.handle is not None and r.active]
+            lost = [r.handle for r in self if r.handle is not None and r.state is _LOST]
             self.closed = True
             self.handles = ()
             for record in self._records:

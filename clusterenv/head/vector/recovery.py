@@ -1,4 +1,4 @@
-"""What ``ClusterEnv`` does about a lost shard: its environments come back truncated."""
+"""Restarts lost shards of a ``ClusterEnv``; their environments come back truncated."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Recovery:
         ]
 
     def settle(self, ids: Ids, shard: int) -> tuple[npt.NDArray[np.bool_], Packed | None]:
-        """Note that the resets due were done.
+        """Record that the resets due were done.
 
         Returns
         -------
@@ -114,7 +114,7 @@ class Recovery:
             Which of the environments come back truncated.
         infos
             The reason, by position in ``ids``; under ``SAME_STEP`` with the last observation
-            that was given out, as nobody knows the one after it.
+            that was returned, as the one after it was lost.
         """
         truncated = self._due[ids] == _TRUNCATION
         self._due[ids] = np.where(truncated & self._next_step, _RESET, _NOTHING)
@@ -130,7 +130,7 @@ class Recovery:
     # What must be remembered
 
     def began(self, ids: Ids, seeds: list[int | None], mask: npt.NDArray[np.bool_] | None) -> None:
-        """Note that of these environments all, or those of a mask, are reset by their user.
+        """Record that the user resets all of these environments, or those of a mask.
 
         Nothing is due to them any more. ``seeds`` and ``mask`` are of all environments.
         """

@@ -101,6 +101,23 @@ def test_a_rollout_is_one_fragment_per_shard_of_one_version(client: Client) -> N
     assert (stats.lag_min, stats.lag_max) == (0, 0)
 
 
+def test_shards_are_listed_with_worker_state_and_version(client: Client) -> None:
+    with cartpole(client) as collector:
+        collector.rollout()
+        collector.publish(cartpole_policy(1))
+        collector.rollout()
+        shards = collector.shards
+        assert all(isinstance(shard, clusterenv.ShardInfo) for shard in shards)
+        assert {shard.worker for shard in shards} <= set(client.nthreads())
+        assert [(s.index, s.state, s.incarnation, s.version) for s in shards] == [
+            (0, "running", 0, 1),
+            (1, "running", 0, 1),
+        ]
+        assert [shard.host for shard in shards] == ["127.0.0.1"] * 2
+        assert [shard.envs for shard in shards] == [range(3), range(3, 5)]
+    assert collector.shards == ()
+
+
 def test_the_same_seed_gives_the_same_rows(client: Client) -> None:
     runs = []
     for _ in range(2):

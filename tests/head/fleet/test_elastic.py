@@ -195,9 +195,11 @@ def test_more_shards_that_are_wanted_while_one_still_ends() -> None:
         collecting(client) as collector,
     ):
         batches += collector.collect(100)
-        collector.scale(1)
-        assert wait_until(lambda: collector.shards[-1].state == "draining")
-        collector.scale(2)
+        with collector._fleet.roster.lock:  # it cannot have ended when two are wanted again
+            collector.scale(1)
+            collector._receiver._drain(collector._fleet.roster[1])
+            assert collector.shards[1].state == "draining"
+            collector.scale(2)
         assert take_until(
             collector, batches, lambda: any(b.shard == 1 and b.incarnation == 1 for b in batches)
         )
