@@ -23,7 +23,8 @@ import clusterenv
 from clusterenv import errors
 from pipelines import dqn
 
-TESTS = str(Path(__file__).parent)
+TESTS = Path(__file__).parents[1]
+PATHS = [str(TESTS), str(TESTS / "head" / "fleet")]  # of modules that the workers import
 
 
 def shard_threads(client: Client) -> int:
@@ -35,7 +36,7 @@ def test_a_killed_head_frees_the_workers_of_its_collector() -> None:
     with clusterenv.connect("local", n_workers=2, security=False) as client:
         source = f"""
 import sys
-sys.path.insert(0, {TESTS!r})
+sys.path[:0] = {PATHS!r}
 import clusterenv
 from distributed import Client
 from test_restarts import collecting
@@ -65,7 +66,10 @@ def cluster(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]
     dask_cli = [sys.executable, "-m", "dask"]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     where = ["--host", "127.0.0.1", "--no-dashboard"]
-    env = {**os.environ, "PYTHONPATH": f"{TESTS}:{os.environ.get('PYTHONPATH', '')}"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([*PATHS, os.environ.get("PYTHONPATH", "")]),
+    }
     commands = [["scheduler", *where, "--port", "0", "--scheduler-file", str(file)]]
     commands += 2 * [
         ["worker", *where, "--nthreads", "1", "--nworkers", "1", "--scheduler-file", str(file)]

@@ -148,8 +148,8 @@ class ShardRecord:
 
     def info(self) -> ShardInfo:
         """Return what users see of it."""
-        held = self.handle is not None and self.state in (_OPENING, *ACTIVE)
-        worker = self.handle.worker if held and self.handle else None
+        placed = self.handle if self.state in (_OPENING, *ACTIVE) else None
+        worker = placed.worker if placed else None
         return ShardInfo(
             self.index,
             worker,
@@ -218,9 +218,8 @@ class Roster:
     @property
     def settled(self) -> bool:
         """Whether all wanted shards run, and no other is left."""
-        return all(
-            record.state is (_RUNNING if record.index < self.wanted else _ENDED) for record in self
-        )
+        right = [r.state is (_ENDED if self._unwanted(r) else _RUNNING) for r in self]
+        return len(right) >= self.wanted and all(right)
 
     def versions_in_use(self) -> set[int]:
         """Return the policy versions that shards act with."""

@@ -229,6 +229,7 @@ def test_a_lost_shard_that_is_not_wanted_any_more_is_restarted_and_then_drained(
 def test_a_shard_that_cannot_be_added_is_not_wanted_any_more() -> None:
     roster = running(1)
     roster.scale(3)
+    assert not roster.settled
     record = roster.add()
     assert record is not None
     roster.abandon(record.index, wanted=3)
