@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS), str(TESTS / "head" / "collect")]
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "head" / "collect"))
 from test_backpressure import Still, Wide, memory
 
 import clusterenv

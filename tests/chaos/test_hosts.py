@@ -23,7 +23,8 @@ from clusterenv import Batch
 
 NET = "10.213.77"
 NAME = f"ce{os.getpid() % 10_000}"
-TESTS = str(Path(__file__).parents[1])
+TESTS = Path(__file__).parents[1]
+PATHS = [str(TESTS), str(TESTS / "head" / "fleet")]  # of modules that the workers import
 
 
 def ip(*words: str) -> None:
@@ -61,7 +62,8 @@ class Hosts:
         return f"{NET}.{10 + host}"
 
     def start(self, host: int, *command: str) -> None:
-        environment = {**os.environ, "PYTHONPATH": f"{TESTS}:{os.environ.get('PYTHONPATH', '')}"}
+        paths = os.pathsep.join([*PATHS, os.environ.get("PYTHONPATH", "")])
+        environment = {**os.environ, "PYTHONPATH": paths}
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         words = ["ip", "netns", "exec", f"{NAME}-{host}", sys.executable, "-m", "dask", *command]
         self.processes.append(
