@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from clusterenv.head.collect.collector import Collector
     from clusterenv.head.fleet.env_spaces import env_spaces
     from clusterenv.head.fleet.restarts import Restarts
+    from clusterenv.head.fleet.roster import ShardInfo
     from clusterenv.head.monitor.stats import Stats
     from clusterenv.head.vector.cluster_env import ClusterEnv
     from clusterenv.head.vector.make_vec import make_vec
@@ -37,6 +38,7 @@ __all__ = [
     "Restarts",
     "Rollout",
     "RolloutStore",
+    "ShardInfo",
     "Stats",
     "__version__",
     "connect",
@@ -60,6 +62,7 @@ _MODULES = {
     "head.collect.collector": ("Collector",),
     "head.fleet.env_spaces": ("env_spaces",),
     "head.fleet.restarts": ("Restarts",),
+    "head.fleet.roster": ("ShardInfo",),
     "head.monitor.stats": ("Stats",),
     "head.vector.cluster_env": ("ClusterEnv",),
     "head.vector.make_vec": ("make_vec",),

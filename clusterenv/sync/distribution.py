@@ -1,4 +1,4 @@
-"""Who gives the newest weights to whom, when they are too large for the head to give to all."""
+"""Decides which worker sends the newest weights to which, if the head cannot send to all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HEAD = -1
 
 
 class Order(NamedTuple):
-    """A shard that gets the newest weights, and from whom."""
+    """A transfer of the newest weights to a shard."""
 
     shard: int
     source: int
@@ -22,8 +22,9 @@ class Order(NamedTuple):
 class Distribution:
     """Shards that want the newest version, that are getting it, and that have it.
 
-    Whoever has it serves one at a time, the head too, and whoever got it serves the next: the
-    number of sources doubles with each transfer. All methods return what is to be done now.
+    Each source, the head too, serves one shard at a time, and a shard that was served becomes a
+    source: the number of sources doubles with each transfer. All methods return the transfers
+    that start now.
 
     Examples
     --------
@@ -37,31 +38,31 @@ class Distribution:
     def __init__(self) -> None:
         self._version = -1
         self._holders: dict[int, None] = {}  # in the order in which they got it
-        self._serving: dict[int, int] = {}  # who gets it, and from whom
+        self._serving: dict[int, int] = {}  # the source of each shard that is being served
         self._waiting: deque[int] = deque()
 
     def ask(self, shard: int, newest: int) -> list[Order]:
-        """Note that a shard wants the newest version; what it was getting, it has."""
+        """Record that a shard wants the newest version, and has what it was getting before."""
         self._serving.pop(shard, None)
         if shard not in self._waiting:
             self._waiting.append(shard)
         return self._assign(newest)
 
     def held(self, shard: int, newest: int, version: int) -> list[Order]:
-        """Note that a version has reached a shard."""
+        """Record that a version has reached a shard."""
         self._serving.pop(shard, None)
         if version == self._version:
             self._holders[shard] = None
         return self._assign(newest)
 
     def failed(self, shard: int, newest: int) -> list[Order]:
-        """Note that a shard did not get what it was promised, and that the head gives it now."""
+        """Record that a transfer to a shard failed, and that the head serves it now."""
         self._holders.pop(self._serving.pop(shard, HEAD), None)
         self._serving[shard] = HEAD
         return self._assign(newest)
 
     def gone(self, shard: int, newest: int) -> list[Order]:
-        """Forget a shard; those that it was serving will say so."""
+        """Forget a shard; those that it was serving will report a failure."""
         self._holders.pop(shard, None)
         self._serving.pop(shard, None)
         if shard in self._waiting:

@@ -1,11 +1,11 @@
-"""The head's side of synchronization: versions, divergences, and weights for those who ask."""
+"""The head's side of synchronization: policy versions, their divergences and their weights."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,18 +58,25 @@ class Prepared(NamedTuple):
 
 
 class Publisher:
-    """Numbers policy versions and says how far those in use have diverged from the newest.
+    """Numbers policy versions and computes how far those in use have diverged from the newest.
 
-    It keeps the weights of every version that some shard still acts with, and of the
-    newest; nobody sends weights to decide about weights.
+    It keeps the weights of the newest version and of every version that a shard acts with, so
+    no weights travel to find out whether weights must travel. Versions are compared on 128
+    observations, or fewer, down to 16, for a policy of more than 2**18 parameters, which bounds
+    the cost of a publish.
 
     Parameters
     ----------
-    probe
-        Observations that versions are compared on. By default 128, and fewer, down to 16,
-        for a policy of more than 2**18 parameters: what a publish costs is bounded.
+    policy
+        The first version.
+    rule
+        When shards pull.
+    observations
+        Layout of the observation space.
+    in_use
+        Returns the versions that shards act with.
     version
-        Number of the policy.
+        Number of the first version.
     """
 
     def __init__(
@@ -77,7 +84,7 @@ class Publisher:
         policy: Policy,
         rule: SyncRule,
         observations: Layout,
-        shards: int,
+        in_use: Callable[[], Collection[int]],
         version: int = 0,
     ) -> None:
         # Not copy.deepcopy: what travels to the workers can be pickled, and that is enough.
@@ -89,7 +96,7 @@ class Publisher:
         self.probe = Probe(probe_size(policy))
         self.version = version
         self._same_since = version
-        self.in_use = [version] * shards
+        self._in_use = in_use
         self.announcements = 0
         self.evaluation_seconds = 0.0
         self._evaluated: dict[int, Distribution] = {}
@@ -99,8 +106,8 @@ class Publisher:
         self._published: dict[str, float] = {}
         self._probed = 0
         self._seen: tuple[Weights, dict[str, Tensor]] | None = None
-        self._lender = BufferPool()
-        first = pack(policy, self._manifest, version, self._lender)
+        self._pool = BufferPool()
+        first = pack(policy, self._manifest, version, self._pool)
         self._kept: dict[int, Weights] = {version: first}
 
     @property
@@ -150,7 +157,7 @@ class Publisher:
         self.probe.add(columns, take)
 
     def publish(self, policy: Policy, scalars: Mapping[str, float]) -> Announcement:
-        """Take a new version and return what the shards are told of it.
+        """Make a new version and return its announcement.
 
         Scalars that are not given keep their values.
 
@@ -176,12 +183,12 @@ class Publisher:
         policy, scalars
             As for :meth:`publish`, which is this and :meth:`commit`.
         lock
-            Guards what other threads change: the versions in use and the probe. It is held for
-            moments, and never while a policy is evaluated.
+            Guards what other threads change: the versions in use and the probe. It is never held
+            while a policy is evaluated.
         """
         check_numbers(policy, self.version)
         scalars = {**self._published, **scalars}
-        weights = pack(policy, self._manifest, self.version + 1, self._lender)
+        weights = pack(policy, self._manifest, self.version + 1, self._pool)
         newest, before = (each.buffer.view(np.int64) for each in (weights, self.newest))
         changed = not np.array_equal(newest, before)
         divergences: dict[int, float] = {}
@@ -189,7 +196,7 @@ class Publisher:
             began = time.perf_counter()
             with lock:
                 # Until the commit a shard may take up the newest version, and no other.
-                used = {*self.in_use, self.version}
+                used = {*self._in_use(), self.version}
                 kept = {version: self._kept.get(version) for version in used}
                 rows = self.probe.rows() if self._probe_is_new(scalars) else None
             divergences = self._divergences(weights, kept, rows, scalars)
@@ -197,18 +204,20 @@ class Publisher:
         return Prepared(weights, scalars, divergences, changed)
 
     def commit(self, prepared: Prepared) -> Announcement:
-        """Make a prepared version the newest; return what the shards are told of it."""
+        """Make a prepared version the newest; return its announcement."""
         weights, scalars, divergences, changed = prepared
         self.version = weights.version
         self._same_since = self.version if changed else self._same_since
-        used = {*self.in_use, self.version}
+        used = {*self._in_use(), self.version}
         kept = {**self._kept, self.version: weights}
         self._kept = {version: kept[version] for version in kept if version in used}
         self.announcements += 1
         self._published = dict(scalars)
         if divergences:
             # A shard may have got a version that was replaced while it was on its way.
-            divergences = {version: divergences.get(version, math.inf) for version in self.in_use}
+            divergences = {
+                version: divergences.get(version, math.inf) for version in self._in_use()
+            }
         return Announcement(self.version, divergences, scalars, self._same_since)
 
     def _divergences(

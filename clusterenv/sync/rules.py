@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from clusterenv.data.checks import is_number, is_whole
 from clusterenv.errors import ConfigError
+from clusterenv.policies.base import Policy
 
-__all__ = ["Divergence", "Every", "EveryVersion", "Never", "SyncRule"]
+__all__ = ["Divergence", "Every", "EveryVersion", "Never", "SyncRule", "check_rule"]
 
 
 class SyncRule(Protocol):
@@ -106,3 +107,21 @@ class Never:
 
     def should_pull(self, lag: int, divergence: float | None) -> bool:
         return False
+
+
+def check_rule(rule: Any, policy: Policy) -> None:
+    """Raise ``ConfigError`` unless this is a rule that the policy has what it needs for."""
+    if (
+        isinstance(rule, type)
+        or not callable(getattr(rule, "should_pull", None))
+        or not hasattr(rule, "needs_divergence")
+    ):
+        raise ConfigError(
+            f"sync={rule!r} is no rule, which has should_pull(lag, divergence) and "
+            "needs_divergence: sync=clusterenv.Divergence(0.05)"
+        )
+    if rule.needs_divergence and type(policy).distribution is Policy.distribution:
+        raise ConfigError(
+            f"sync={rule} compares distributions, and {type(policy).__name__} has none: define "
+            "distribution(obs, context), or count versions: sync=clusterenv.Every(4)"
+        )

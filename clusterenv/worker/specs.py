@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from clusterenv.data.checks import check_choice, check_whole
+from clusterenv.errors import ConfigError
 from clusterenv.policies.base import Policy
 from clusterenv.simulation.engines.base import EnvDescription
 from clusterenv.simulation.env_faults import EnvFaults
 from clusterenv.simulation.policy_rng import this_process
-from clusterenv.sync.rules import SyncRule
+from clusterenv.simulation.policy_spaces import TEXT
+from clusterenv.sync.rules import SyncRule, check_rule
 from clusterenv.transport.endpoint import Endpoint
 from clusterenv.transport.framing import MESSAGE_LIMIT
 from clusterenv.worker.tuning import Tune
@@ -51,13 +54,22 @@ class Opened(NamedTuple):
     """Until the worker's lifetime or job ends, if that is known."""
 
 
+_MOST_TIME_ROWS = 2**20
+_MOST_VERSION = 2**30
+
 SWITCHES = ("fragment", "step")
 """When a shard may change its policy version: between fragments, or between steps."""
 
 
 @dataclass(frozen=True)
 class StreamSpec:
-    """What a shard needs to collect."""
+    """What a shard needs to collect.
+
+    Raises
+    ------
+    ConfigError
+        If a collector cannot be made of these.
+    """
 
     policy: Policy
     rule: SyncRule
@@ -73,3 +85,27 @@ class StreamSpec:
     """How text in observations is handled."""
     head: tuple[int, int] = field(default_factory=this_process)
     """The head's process, which may be the worker's too."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.policy, Policy):
+            raise ConfigError(
+                f"policy is a {type(self.policy).__name__}; wrap it: "
+                "clusterenv.policies.Categorical(module), Gaussian(module, action_space), "
+                "EpsilonGreedy(q_module) or CleanRL(agent)"
+            )
+        check_whole("horizon", self.horizon, "horizon=128", least=1, most=_MOST_TIME_ROWS)
+        if self.seed is not None:
+            check_whole("seed", self.seed, "seed=1")
+        check_rule(self.rule, self.policy)
+        why = "rows keep it in 32 bits, and it counts on from there"
+        check_whole("version", self.version, "version=0", most=_MOST_VERSION, why=why)
+        right = (
+            "switch='fragment' changes the policy between fragments, switch='step' between steps"
+        )
+        check_choice("switch", self.switch, SWITCHES, right)
+        right = "text='keep' makes it a column of strings, text='drop' leaves it out"
+        check_choice("text", self.text, TEXT, right)
+        if not isinstance(self.env_faults, EnvFaults):
+            raise ConfigError(
+                f"env_faults={self.env_faults!r} is no rule: env_faults=clusterenv.EnvFaults(5)"
+            )

@@ -133,7 +133,7 @@ class Injector(threading.Thread):
         """Do one thing, and wait until it has been noticed and all shards deliver again."""
         before = self._stats()
         if fault in ("kill", "stop"):
-            holders = {handle.worker for c in collectors._open for handle in c._fleet.handles}
+            holders = {shard.worker for c in collectors._open for shard in c.shards}
             nannies = [n for n in self._cluster.workers.values() if n.worker_address in holders]
             _wait(lambda: any(n.process and n.process.pid for n in nannies), "a worker")
             pids = [n.process.pid for n in nannies if n.process and n.process.pid]

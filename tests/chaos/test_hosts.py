@@ -23,7 +23,8 @@ from clusterenv import Batch
 
 NET = "10.213.77"
 NAME = f"ce{os.getpid() % 10_000}"
-TESTS = str(Path(__file__).parents[1])
+TESTS = Path(__file__).parents[1]
+PATHS = [str(TESTS), str(TESTS / "head" / "fleet")]  # of modules that the workers import
 
 
 def ip(*words: str) -> None:
@@ -61,7 +62,8 @@ class Hosts:
         return f"{NET}.{10 + host}"
 
     def start(self, host: int, *command: str) -> None:
-        environment = {**os.environ, "PYTHONPATH": f"{TESTS}:{os.environ.get('PYTHONPATH', '')}"}
+        paths = os.pathsep.join([*PATHS, os.environ.get("PYTHONPATH", "")])
+        environment = {**os.environ, "PYTHONPATH": paths}
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         words = ["ip", "netns", "exec", f"{NAME}-{host}", sys.executable, "-m", "dask", *command]
         self.processes.append(
@@ -146,7 +148,7 @@ def test_a_host_that_is_cut_off_and_comes_back(hosts: Hosts) -> None:
         with collecting(client, num_envs=6, shards=3) as collector:
             while {batch.shard for batch in batches} != {0, 1, 2}:
                 batches += collector.collect(500)
-            addresses = {handle.worker for handle in collector._fleet.handles}
+            addresses = {shard.worker for shard in collector.shards}
             assert len(addresses) == 3
             ip("link", "set", hosts.outer(1), "down")
             assert take_until_restarted(collector, batches, 1)

@@ -65,7 +65,10 @@ def cluster(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]
     dask_cli = [sys.executable, "-m", "dask"]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     where = ["--host", "127.0.0.1", "--no-dashboard"]
-    env = {**os.environ, "PYTHONPATH": f"{TESTS}:{os.environ.get('PYTHONPATH', '')}"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([TESTS, os.environ.get("PYTHONPATH", "")]),
+    }
     commands = [["scheduler", *where, "--port", "0", "--scheduler-file", str(file)]]
     commands += 2 * [
         ["worker", *where, "--nthreads", "1", "--nworkers", "1", "--scheduler-file", str(file)]

@@ -119,9 +119,9 @@ def test_a_cancelled_job_is_replaced_and_collection_goes_on_there(
         going_on: set[int] = set()
         while going_on != {0, 1}:
             batch = next(batches)
-            handle = collector._fleet.handles[batch.shard]
+            shard = collector.shards[batch.shard]
             # What is queued may be of a shard that had gone to the other job.
-            if handle.worker not in before and batch.incarnation == handle.incarnation:
+            if shard.worker not in {None, *before} and batch.incarnation == shard.incarnation:
                 going_on.add(batch.shard)
         assert slurm.jobs()[new][0] == "RUNNING"
 
@@ -162,7 +162,7 @@ def test_a_shard_leaves_before_the_walltime_of_its_job_ends(
             else:
                 break  # of the shard elsewhere
         assert first in client.nthreads()  # it was not lost
-        assert [handle.worker for handle in collector._fleet.handles] != [first]
+        assert [shard.worker for shard in collector.shards] != [first]
         stats = collector.stats()
         assert (stats.moves, stats.restarts, stats.lost_rows) == (1, 0, 0)
         assert [state for state, _ in slurm.jobs().values()] == ["RUNNING"] * 2

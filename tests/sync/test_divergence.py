@@ -59,7 +59,7 @@ def test_distributions_that_torch_cannot_compare_are_told_with_a_rule_that_can()
 
 def test_scalars_keep_their_values_until_they_are_published_again() -> None:
     policy = cartpole_policy()
-    publisher = Publisher(policy, Never(), Layout(gym.spaces.Box(-1, 1, (4,))), shards=1)
+    publisher = Publisher(policy, Never(), Layout(gym.spaces.Box(-1, 1, (4,))), lambda: [0])
     assert publisher.publish(policy, {"epsilon": 0.5, "beta": 1.0}).scalars["epsilon"] == 0.5
     assert publisher.publish(policy, {}).scalars == {"epsilon": 0.5, "beta": 1.0}
     assert publisher.publish(policy, {"epsilon": 0.1}).scalars == {"epsilon": 0.1, "beta": 1.0}
@@ -68,11 +68,12 @@ def test_scalars_keep_their_values_until_they_are_published_again() -> None:
 def test_a_version_that_was_replaced_on_its_way_to_a_shard_stops_nothing() -> None:
     policy = cartpole_policy()
     layout = Layout(gym.spaces.Box(-1, 1, (4,)))
-    publisher = Publisher(policy, Divergence(0.1), layout, shards=2)
+    in_use = [0, 0]
+    publisher = Publisher(policy, Divergence(0.1), layout, lambda: in_use)
     publisher.observe([np.zeros((8, 4), np.float32)], np.arange(8))
     publisher.publish(policy, {})
     publisher.publish(policy, {})  # version 1 is in nobody's use, and is let go of
-    publisher.in_use[1] = 1
+    in_use[1] = 1
     assert publisher.publish(policy, {}).divergences == {0: 0.0, 1: math.inf}
 
 
@@ -120,7 +121,8 @@ def test_the_publisher_compares_versions_in_use_on_its_probe(kind: str) -> None:
         if kind == "categorical"
         else Gaussian(nn.Linear(4, 2), gym.spaces.Box(-1, 1, (2,), np.float32))
     )
-    publisher = Publisher(policy, Divergence(0.1), Layout(space), shards=3)
+    in_use = [0, 0, 0]
+    publisher = Publisher(policy, Divergence(0.1), Layout(space), lambda: in_use)
     obs = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
     publisher.observe([obs], np.arange(40), take=40)
     kept = torch.from_numpy(publisher.probe.rows()["obs"])
@@ -135,18 +137,18 @@ def test_the_publisher_compares_versions_in_use_on_its_probe(kind: str) -> None:
     assert announcement.version == 1
     assert announcement.scalars == {"epsilon": 0.5}
     assert announcement.divergences == {0: pytest.approx(by_hand, rel=1e-4)}
-    publisher.in_use = [0, 1, 1]
+    in_use[:] = [0, 1, 1]
     assert publisher.publish(policy, {}).divergences == {
         0: pytest.approx(by_hand, rel=1e-4),
         1: 0.0,
     }
-    publisher.in_use = [2, 2, 2]
+    in_use[:] = [2, 2, 2]
     assert set(publisher.publish(policy, {}).divergences) == {2}
 
 
 def test_nothing_is_evaluated_for_rules_that_do_not_ask() -> None:
     policy = cartpole_policy()
-    publisher = Publisher(policy, Never(), Layout(gym.spaces.Box(-1, 1, (4,))), shards=1)
+    publisher = Publisher(policy, Never(), Layout(gym.spaces.Box(-1, 1, (4,))), lambda: [0])
     publisher.observe([np.zeros((4, 4), np.float32)], np.arange(4))
     assert publisher.publish(policy, {}).divergences == {}
     assert publisher.evaluation_seconds == 0
@@ -157,7 +159,7 @@ def test_recurrent_policies_are_compared_at_the_states_they_acted_in(known: bool
     """What a policy makes of its memory shows only where it has one."""
     torch.manual_seed(2)
     policy = Recalls()
-    publisher = Publisher(policy, Divergence(0.1), Layout(gym.spaces.Box(-1, 1, (4,))), shards=1)
+    publisher = Publisher(policy, Divergence(0.1), Layout(gym.spaces.Box(-1, 1, (4,))), lambda: [0])
     state = {"memory": np.random.default_rng(0).normal(size=(9, 1)).astype(np.float32)}
     obs = np.zeros((9, 4), np.float32)
     publisher.observe([obs], np.arange(9), state=state if known else None, take=9)

@@ -219,7 +219,7 @@ def test_a_lost_worker_holds_up_nobody() -> None:
             collector.publish(cartpole_policy(version))
             next(batches)
             if version in (10, 20):
-                worker = collector._fleet.handles[version // 10].worker
+                worker = collector.shards[version // 10].worker
                 os.kill(client.run(os.getpid, workers=[worker])[worker], signal.SIGKILL)
         seen: set[tuple[int, int]] = set()
 

@@ -8,6 +8,7 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -22,11 +23,12 @@ from clusterenv.data.pickling import dumps, dumps_by_value
 from clusterenv.data.processes import ProcessGuard
 from clusterenv.data.spaces import Layout
 from clusterenv.errors import ClosedError, ConfigError, shown
-from clusterenv.head.collect.arguments import check_collector, check_survival
+from clusterenv.head.collect.options import CollectorOptions
 from clusterenv.head.collect.receiver import Receiver
 from clusterenv.head.fleet.arguments import check_counts, check_shards
 from clusterenv.head.fleet.launch import StreamSpec, make_recipe, open_fleet
 from clusterenv.head.fleet.restarts import Restarts
+from clusterenv.head.fleet.roster import ShardInfo
 from clusterenv.head.monitor.stats import Stats, Tally
 from clusterenv.head.monitor.telemetry import Telemetry
 from clusterenv.policies.base import Policy
@@ -64,7 +66,7 @@ class Collector:
         Workers that join later, and have no shard, get one more of the same size, up to so
         many; by default none. See also :meth:`scale`.
     restarts
-        How often a lost shard is placed again before the run ends: 5 times in 10 minutes by
+        How often a lost shard is restarted before the run ends: 5 times in 10 minutes by
         default, ``Restarts(0)`` for never.
     env_faults
         What becomes of an environment that raises or breaks its own space: by default it is
@@ -125,40 +127,34 @@ class Collector:
         **env_kwargs: Any,
     ) -> None:
         self.closed = False
-        rule = EveryVersion() if sync is None else sync
         restarts = Restarts() if restarts is None else restarts
-        env_faults = EnvFaults() if env_faults is None else env_faults
         check_counts(num_envs, shards)
-        check_collector(policy, horizon, credits, rule, seed, switch, version, text)
-        check_survival(restarts, env_faults, shards, max_shards)
+        options = CollectorOptions(shards, max_shards, credits, restarts)
+        spec = StreamSpec(
+            policy=policy,
+            rule=EveryVersion() if sync is None else sync,
+            horizon=horizon,
+            seed=seed,
+            version=version,
+            switch=switch,
+            env_faults=EnvFaults() if env_faults is None else env_faults,
+            text=text,
+        )
+        spec = replace(spec, relays=_relays(policy))
         recipe = make_recipe(env, num_envs, engine, None, wrappers, env_kwargs)
-        relays = _relays(policy)
-        spec = StreamSpec(policy, rule, horizon, seed, version, switch, env_faults, relays, text)
-        stream = dumps_by_value(spec, "the policy")
-        self._fleet, self._owned_client = open_fleet(recipe, num_envs, shards, cluster, stream)
-        with contextlib.ExitStack() as undo:  # what follows may raise, and nobody would close it
+        self._fleet, self._owned_client = open_fleet(
+            recipe, num_envs, shards, cluster, dumps_by_value(spec, "the policy")
+        )
+        with contextlib.ExitStack() as undo:  # what follows may raise
             if self._owned_client is not None:
                 undo.callback(self._owned_client.close)
             undo.callback(self._fleet.close, config.seconds("timeout.close"))
-            self._begin(
-                policy, rule, version, _title(env), horizon, credits, restarts, max_shards, relays
-            )
+            self._begin(spec, options, _title(env))
             undo.pop_all()
         _open.add(self)
-        self._telemetry.begin()  # now that somebody listens to the shards
+        self._telemetry.begin()  # now that the head listens to the shards
 
-    def _begin(
-        self,
-        policy: Policy,
-        rule: SyncRule,
-        version: int,
-        title: str,
-        horizon: int,
-        credits: int,  # noqa: A002
-        restarts: Restarts,
-        max_shards: int | None,
-        relays: bool,
-    ) -> None:
+    def _begin(self, spec: StreamSpec, options: CollectorOptions, title: str) -> None:
         """Make all that the head needs besides the shards."""
         self.run = self._fleet.run
         about = self._fleet.description
@@ -166,23 +162,16 @@ class Collector:
         self.action_space = about.action_space
         layout = Layout(about.observation_space)
         self._obs_names = [leaf.name("obs") for leaf in layout.leaves if leaf.is_array]
-        started = len(self._fleet.handles)
-        self._publishing = threading.Lock()
-        self._publisher = Publisher(policy, rule, layout, started, version=version)
-        self._tally = Tally(started, version)
+        self._roster = self._fleet.roster
+        self._publishing = threading.Lock()  # taken before the roster's lock
+        in_use = self._roster.versions_in_use
+        self._publisher = Publisher(spec.policy, spec.rule, layout, in_use, spec.version)
+        self._tally = Tally(spec.version)
         self._telemetry = Telemetry(self._fleet.client, self._fleet.name, title)
         self._failure: BaseException | None = None
         self._guard = ProcessGuard("this Collector", "connections")
-        self._intake = Receiver(
-            self._fleet,
-            self._publisher,
-            self._tally,
-            self._telemetry,
-            horizon=horizon,
-            credits=credits,
-            restarts=restarts,
-            max_shards=max_shards or started,
-            relays=relays,
+        self._receiver = Receiver(
+            self._fleet, spec, options, self._publisher, self._tally, self._telemetry
         )
 
     # Taking batches
@@ -194,8 +183,8 @@ class Collector:
 
     def _next(self) -> Batch:
         self._check_open()
-        if not self._intake.streaming:
-            self._intake.stream()
+        if not self._receiver.streaming:
+            self._receiver.stream()
         batch = self._take()
         self._sample_probe(batch)
         return batch
@@ -204,7 +193,7 @@ class Collector:
     def ready(self) -> int:
         """Batches that can be taken without waiting; an error that ends the run counts too."""
         self._guard.check()
-        return self._intake.ready
+        return self._receiver.ready
 
     def collect(self, rows: int) -> list[Batch]:
         """Return batches of at least ``rows`` rows together, as they arrive."""
@@ -225,14 +214,14 @@ class Collector:
         ``EveryVersion`` all rows are of one version. Between calls the shards rest.
         """
         self._check_open()
-        if self._intake.streaming:
+        if self._receiver.streaming:
             raise ConfigError(
                 "rollout() after iterating: the shards run ahead by themselves now. Use one way "
                 "per collector: for batch in collector, or batches = collector.rollout()"
             )
-        asked = self._intake.ask_all()
+        asked = self._receiver.request_fragments()
         batches = sorted((self._take() for _ in range(asked)), key=lambda batch: batch.shard)
-        with self._tally.lock:
+        with self._roster.lock:
             self._tally.settle()
         for batch in batches:  # in this order, whichever came first: the same seed, the same run
             self._sample_probe(batch)
@@ -270,12 +259,11 @@ class Collector:
                 )
         numbers = {name: float(value) for name, value in scalars.items()}
         with self._publishing:
-            # Evaluated outside the locks that receiving needs.
-            version = self._publisher.prepare(policy, numbers, self._tally.lock)
-            with self._intake.roster:
-                with self._tally.lock:
-                    announcement = self._publisher.commit(version)
-                self._intake.announce(dumps(tuple(announcement)))
+            # Evaluated outside the lock that receiving needs.
+            prepared = self._publisher.prepare(policy, numbers, self._roster.lock)
+            with self._roster.lock:
+                announcement = self._publisher.commit(prepared)
+                self._receiver.announce(dumps(tuple(announcement)))
         return announcement.version
 
     def scale(self, shards: int) -> None:
@@ -286,17 +274,21 @@ class Collector:
         """
         self._check_open()
         check_shards("shards", shards, "collector.scale(4)")
-        self._intake.supervisor.scale(shards)
+        self._receiver.supervisor.scale(shards)
 
     @property
-    def shards(self) -> int:
-        """Shards that there are, those that are being placed again included."""
-        return len(self._fleet.handles)
+    def shards(self) -> tuple[ShardInfo, ...]:
+        """The shards, by index: worker, state, incarnation and policy version of each.
+
+        Shards that are being placed or restarted are included; those that have ended are not,
+        unless a later one has not.
+        """
+        return self._roster.shards
 
     def stats(self) -> Stats:
-        """Return what has been done so far."""
+        """Return the statistics so far."""
         self._guard.check()
-        return self._intake.stats()
+        return self._receiver.stats()
 
     @property
     def dashboard_link(self) -> str | None:
@@ -310,12 +302,12 @@ class Collector:
         rows = slice(batch.num_envs if batch.state else None)
         obs = [batch.flat(name)[rows] for name in self._obs_names]
         mask = batch.flat("action_mask")[rows] if "action_mask" in batch.names else None
-        with self._tally.lock:
+        with self._roster.lock:
             self._publisher.observe(obs, batch.flat("env")[rows], mask, batch.state)
 
     def _take(self) -> Batch:
         try:
-            item = self._intake.take()
+            item = self._receiver.take()
         except BaseException:
             self.close(timeout=1.0)
             raise
@@ -344,7 +336,7 @@ class Collector:
         if not self._guard.is_here:
             return  # a fork: the shards belong to the parent
         try:
-            self._intake.close(seconds)
+            self._receiver.close(seconds)
         finally:
             if self._owned_client is not None:
                 self._owned_client.close()
@@ -356,7 +348,7 @@ class Collector:
         self.close()
 
     def __del__(self) -> None:
-        if not hasattr(self, "_intake") or self.closed:
+        if not hasattr(self, "_receiver") or self.closed:
             return
         # This may be Dask's event loop, or a thread that holds a lock of the client.
         threading.Thread(target=self.close, name="clusterenv-close").start()

@@ -1,4 +1,4 @@
-"""What runs beside whoever reads batches: shards are heard, answered, and looked after."""
+"""Receives fragments from all shards in one thread, and grants them credits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,11 +27,13 @@ from clusterenv.errors import (
     PolicyError,
     WorkerLost,
 )
+from clusterenv.head.collect.options import CollectorOptions
 from clusterenv.head.collect.weight_service import WeightService
 from clusterenv.head.fleet.env_errors import env_error
 from clusterenv.head.fleet.fleet import Fleet
 from clusterenv.head.fleet.handle import ShardHandle
-from clusterenv.head.fleet.restarts import Restarts
+from clusterenv.head.fleet.launch import StreamSpec
+from clusterenv.head.fleet.roster import Reason, ShardRecord, ShardState
 from clusterenv.head.fleet.supervisor import Supervisor
 from clusterenv.head.monitor.stats import Stats, Tally
 from clusterenv.head.monitor.telemetry import Telemetry
@@ -48,130 +50,114 @@ _WATCH_SECONDS = 0.5
 
 
 class Receiver:
-    """Takes in the fragments of all shards, in a thread of its own, and gives them tickets.
+    """Receives fragments in a thread of its own, grants credits, and notices lost shards.
 
-    Shards that are lost, silent or drained leave it; the supervisor hands them back when they
-    have been placed again.
+    Lost and drained shards leave it. The supervisor returns them once they are open again.
 
     Parameters
     ----------
     fleet
         The shards.
+    spec, options
+        How they collect, and how many there are.
     publisher, tally
-        Which weights are the newest, and what is counted.
+        The policy versions and the statistics; both are guarded by the roster's lock.
     telemetry
-        Is told now and then how it goes.
-    horizon
-        Time rows of a fragment.
-    credits
-        Fragments that each shard may be ahead of the reader, once it streams.
-    restarts, max_shards
-        For the supervisor.
-    relays
-        Whether workers hand weights on to each other.
+        Gets the statistics now and then.
     """
 
     def __init__(
         self,
         fleet: Fleet,
+        spec: StreamSpec,
+        options: CollectorOptions,
         publisher: Publisher,
         tally: Tally,
         telemetry: Telemetry,
-        *,
-        horizon: int,
-        credits: int,  # noqa: A002
-        restarts: Restarts,
-        max_shards: int,
-        relays: bool,
     ) -> None:
-        self._fleet = fleet
-        self._publisher = publisher
-        self._tally = tally
-        self._telemetry = telemetry
-        self._horizon = horizon
-        self._credits = credits
+        self._fleet, self._roster = fleet, fleet.roster
+        self._publisher, self._tally, self._telemetry = publisher, tally, telemetry
+        self._horizon, self._credits = spec.horizon, options.credits
         self._obs = Layout(fleet.description.observation_space)
         self._action = Layout(fleet.description.action_space)
         self._extras = config.nbytes("channel.extras")
-        self._lender = BufferPool()  # of what bodies are made of
-        self.streaming = False
-        """Whether shards run ahead by themselves."""
-        self.roster = threading.RLock()
-        """Held by whoever changes which shards there are, have tickets, and have heard what."""
-        self._closed = False
-        self._waiting = [0] * len(fleet.handles)  # batches of each shard that were not taken yet
-        self._awaited: set[int] = set()  # shards that owe a fragment that was asked for
-        self._ending: set[int] = set()  # shards that are drained for good
-        self._ended: set[int] = set()  # those of them that have been, behind others
+        self._pool = BufferPool()
         self._announced: bytes | None = None
-        self._returning: queue.SimpleQueue[ShardHandle] = queue.SimpleQueue()
+        self._opened: queue.SimpleQueue[ShardHandle] = queue.SimpleQueue()
         self._received: queue.SimpleQueue[Batch | BaseException] = queue.SimpleQueue()
         self._multiplexer = Multiplexer(self._place)
         self._looked = time.monotonic()
         self._deadlines = config.seconds("timeout.silence"), config.seconds("timeout.step")
         self._send = self._multiplexer.send
-        self._serving = WeightService(fleet, publisher, tally, self._send, relays=relays)
+        self._weights = WeightService(fleet.roster, publisher, tally, self._send, spec.relays)
+        for record in fleet.roster:
+            record.version = spec.version
+            self._multiplexer.add(_handle(record))
+        most = options.max_shards or len(fleet.roster)
         self.supervisor = Supervisor(
-            fleet, restarts, max_shards, self._back, self._drain, self._received.put
+            fleet, options.restarts, most, self._return, self._drain, self._received.put
         )
-        self._thread = threading.Thread(target=self._run, name="clusterenv-intake", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="clusterenv-receiver", daemon=True)
         self._thread.start()
 
-    # What the reader asks for
+    # Calls of the reader
+
+    @property
+    def streaming(self) -> bool:
+        """Whether shards run ahead of the reader."""
+        return self._roster.limit is not None
 
     @property
     def ready(self) -> int:
-        """Batches that can be taken without waiting, and the error behind them, if there is one."""
-        # Once it is closed, what wakes those that wait lies there too.
-        return sum(self._waiting) if self._closed else self._received.qsize()
+        """Batches that can be taken without waiting, and the error after them, if there is one."""
+        # After the end there also is the error that wakes waiting readers.
+        return self._waiting() if self._roster.closed else self._received.qsize()
+
+    def _waiting(self) -> int:
+        return sum(record.waiting for record in self._roster)
 
     def stats(self) -> Stats:
-        """Return what has been done so far."""
-        with self._tally.lock:
-            return self._tally.stats(self._publisher, sum(self._waiting), list(self._waiting))
+        """Return the statistics."""
+        with self._roster.lock:
+            return self._tally.stats(self._roster, self._publisher)
 
     def take(self) -> Batch | BaseException:
-        """Wait for the next batch, or for the error that ends the run.
-
-        Once it streams, the shard may make another fragment in its place.
-        """
+        """Wait for the next batch, or for the error that ends the run."""
         item = self._received.get()
         if isinstance(item, Batch):
-            with self.roster:
-                self._waiting[item.shard] -= 1
-                if self.streaming and item.shard < len(self._fleet.handles):
-                    self._give_tickets(self._fleet.handles[item.shard], 1)
+            with self._roster.lock:
+                self._roster.taken(item.shard)
+                self._grant(self._roster[item.shard])
         else:
-            self._received.put(item)  # for others that wait
+            self._received.put(item)  # for other readers that wait
         return item
 
     def stream(self) -> None:
         """Let all shards run ahead, from now on."""
-        with self.roster:
-            self.streaming = True
-            for handle in self._fleet.handles:
-                self._give_tickets(handle, self._credits)
+        with self._roster.lock:
+            self._roster.limit = self._credits
+            for record in self._roster:
+                self._grant(record)
 
-    def ask_all(self) -> int:
-        """Have every shard make one fragment, and return how many there will be."""
-        with self.roster:
-            staying = [handle for handle in self._fleet.handles if handle.index not in self._ending]
-            self._awaited = {handle.index for handle in staying}
-            for handle in staying:
-                self._send(handle, MessageKind.CREDIT, dumps(True))
-        return len(staying)
+    def request_fragments(self) -> int:
+        """Ask every shard for one fragment, and return how many will arrive."""
+        with self._roster.lock:
+            count = self._roster.request()
+            for record in self._roster:
+                self._grant(record)
+            return count
 
     def announce(self, blob: bytes) -> None:
-        """Tell all shards of a new version, and later those that come back."""
-        with self.roster:
+        """Announce a new version to all shards, and later to those that are restarted."""
+        with self._roster.lock:
             self._announced = blob
-            self._tally.announced_bytes += len(blob) * len(self._fleet.handles)
-            for handle in self._fleet.handles:
-                self._send(handle, MessageKind.ANNOUNCE, blob)
+            for record in self._roster.active:
+                self._tally.announced_bytes += len(blob)
+                self._send(_handle(record), MessageKind.ANNOUNCE, blob)
 
     def close(self, timeout: float) -> None:
-        """Hear nothing more, and end the shards."""
-        self._closed = True
+        """Stop receiving, and close the shards."""
+        self._fleet.closing.set()
         self._multiplexer.wake()
         try:
             self.supervisor.close(timeout)
@@ -179,57 +165,57 @@ class Receiver:
         finally:
             if threading.current_thread() is not self._thread:
                 self._thread.join(timeout=5.0)
+            while not self._opened.empty():
+                self._fleet.discard(self._opened.get())
             self._multiplexer.close()
-            self._received.put(ClosedError("this Collector was closed while somebody waited"))
+            self._received.put(ClosedError("this Collector was closed while a reader waited"))
 
     # The thread
 
     def _run(self) -> None:
         try:
-            for handle in self._fleet.handles:
-                self._multiplexer.add(handle)
-            while not self._closed:
+            while not self._fleet.closing.is_set():
                 self._attend()
         except Exception as error:
-            if not self._closed:
+            if not self._fleet.closing.is_set():
                 self._received.put(error)
 
     def _attend(self) -> None:
-        """Hear what has arrived, take in shards that are back, look after those that are quiet."""
+        """Handle the messages that have arrived, shards that were restarted, and silent ones."""
         for handle, message in self._multiplexer.listen(_WATCH_SECONDS):
             try:
                 if isinstance(message, ConnectionClosed):
                     raise self._fleet.lost(handle) from message
                 if isinstance(message, ClusterEnvError):
                     raise message
-                self._act_on(handle, message)
+                self._dispatch(handle, message)
             except (WorkerLost, EnvError, PolicyError, ConfigError) as error:
-                self._part(handle, error)
-        while not self._returning.empty():
-            self._admit(self._returning.get())
+                self._lose(handle, error)
+        while not self._opened.empty() and not self._fleet.closing.is_set():
+            self._admit(self._opened.get())
         for gone in self._fleet.gone():
-            self._part(gone, self._fleet.lost(gone))
+            self._lose(gone, self._fleet.lost(gone))
         now = time.monotonic()
         if now - self._looked >= _WATCH_SECONDS:
             held_up = now - self._looked > max(self._deadlines[0] / 2, 2 * _WATCH_SECONDS)
             self._looked = now
-            self._look_after(now, held_up)
+            self._watch(now, held_up)
 
-    def _look_after(self, now: float, held_up: bool) -> None:
-        """Part from shards that do not answer, and ask all others whether they move."""
+    def _watch(self, now: float, held_up: bool) -> None:
+        """Drop shards that do not answer, and ping the others."""
         if self._telemetry.due(now):
-            self._telemetry.tell(now, self.stats())
-        for handle in [handle for handle in self._fleet.handles if not handle.lost]:
-            if held_up:  # this thread was: who was not listened to has not been silent
+            self._telemetry.send(now, self.stats())
+        for handle in map(_handle, self._roster.active):
+            if held_up:  # this thread did not listen, so silence proves nothing
                 handle.heartbeat.progress(now)
             fault = handle.heartbeat.fault(now, *self._deadlines)
             if fault is not None:
-                self._part(handle, WorkerLost(f"{handle} {fault}."), end_process=True)
+                self._lose(handle, WorkerLost(f"{handle} {fault}."), end_process=True)
             else:
                 self._send(handle, MessageKind.PING, dumps(None))
 
     def _place(self, handle: ShardHandle, header: Header, blob: Any) -> Sequence[Array]:
-        """Return memory for a fragment, if the run can have such a one."""
+        """Return memory for a fragment, if these spaces allow one of that size."""
         if header.kind != MessageKind.FRAGMENT:
             return ()
         try:
@@ -247,21 +233,17 @@ class Receiver:
                 f"most {largest:,}. If there is more: "
                 "dask.config.set({'clusterenv.channel.extras': '1 MiB'})"
             )
-        return [self._lender.empty((nbytes,), np.dtype(np.uint8))]
+        return [self._pool.empty((nbytes,), np.dtype(np.uint8))]
 
-    def _act_on(self, handle: ShardHandle, message: Message) -> None:
+    def _dispatch(self, handle: ShardHandle, message: Message) -> None:
         kind, blob, body = message
         if kind == MessageKind.FRAGMENT:
-            batch = self._batch(handle, body[0], FragmentMeta(*blob))
             handle.heartbeat.progress(time.monotonic())
-            with self.roster:
-                self._awaited.discard(handle.index)
-                self._waiting[handle.index] += 1
-                self._received.put(batch)
+            self._receive(handle, body[0], FragmentMeta(*blob))
         elif kind == MessageKind.PULL:
-            self._serving.pull(handle, whole=blob)
+            self._weights.pull(handle, whole=blob)
         elif kind == MessageKind.HELD:
-            self._serving.held(handle, blob)
+            self._weights.held(handle, blob)
         elif kind == MessageKind.PONG:
             handle.heartbeat.pong(time.monotonic(), *blob)
         elif kind == MessageKind.DRAINED:
@@ -269,7 +251,8 @@ class Receiver:
         elif kind == MessageKind.FAILED:
             raise env_error(handle, blob)
 
-    def _batch(self, handle: ShardHandle, body: Array, meta: FragmentMeta) -> Batch:
+    def _receive(self, handle: ShardHandle, body: Array, meta: FragmentMeta) -> None:
+        """Make a batch of a fragment, and queue it for the reader."""
         columns, tails, state = decode(body, Parts(*meta.parts))
         tail_rows = tails.pop("")
         cuts = [Cut(*cut) for cut in meta.cuts]
@@ -287,80 +270,88 @@ class Receiver:
         )
         for cut in cuts:
             logger.warning("environment %d of %s was rebuilt: %s", cut.env, handle, cut.reason)
-        handle.delivered += batch.num_rows
-        with self._tally.lock:
-            self._tally.add(handle.index, batch.num_rows, body.nbytes, meta)
+        with self._roster.lock:
+            self._roster.received(handle.index, batch.num_rows, meta)
+            self._tally.add(handle.index, body.nbytes, meta)
             if self.streaming:
                 self._tally.settle()
-        return batch
+            self._received.put(batch)
 
-    def _give_tickets(self, handle: ShardHandle, count: int) -> None:
-        """Let a shard make fragments as it likes."""
-        for _ in range(count):
-            self._send(handle, MessageKind.CREDIT, dumps(False))
+    def _grant(self, record: ShardRecord) -> None:
+        """Send a shard the credits that it may have now; in lock-step, for fresh fragments."""
+        for _ in range(self._roster.grant(record.index)):
+            self._send(_handle(record), MessageKind.CREDIT, dumps(not self.streaming))
 
-    # Shards that leave and come
+    # Shards that leave and return
 
-    def _part(self, handle: ShardHandle, error: BaseException, end_process: bool = False) -> None:
-        """Hear nothing more of a shard, and have it placed again."""
-        with self._tally.lock:
-            self._tally.lost(max(0, handle.heartbeat.steps * handle.share.count - handle.delivered))
-        if handle.index in self._ending and handle.index not in self._awaited:
-            self._drained(handle, 0)
-            return
-        self._serving.parted(handle)
-        self._multiplexer.remove(handle)
-        self.supervisor.lost(handle, error, end_process)
+    def _lose(self, handle: ShardHandle, error: Exception, end_process: bool = False) -> None:
+        """Drop a shard's connection and schedule a restart."""
+        with self._roster.lock:
+            delivered = self._roster[handle.index].delivered
+            steps = handle.heartbeat.steps * handle.share.count
+            self._tally.lost_rows += max(0, steps - delivered)
+        state = self._leave(handle, self._roster.lost)
+        if state is ShardState.LOST:
+            self.supervisor.restart(handle.index, error, end_process)
 
-    def _drain(self, handle: ShardHandle) -> None:
-        """Have a shard deliver what it has in hand and no more."""
-        with self.roster:
-            handle.draining = True
-            if handle.index >= self.supervisor.wanted:
-                self._ending.add(handle.index)
-            self._send(handle, MessageKind.DRAIN, dumps(None))
+    def _drain(self, record: ShardRecord) -> None:
+        """Have a shard deliver what it has begun and no more."""
+        with self._roster.lock:
+            if record.state is ShardState.RUNNING:
+                self._roster.drain(record.index)
+                self._send(_handle(record), MessageKind.DRAIN, dumps(None))
 
     def _drained(self, handle: ShardHandle, rows: int) -> None:
-        """Hear nothing more of a shard that has delivered all, and have it placed elsewhere."""
-        self._serving.parted(handle)
-        self._multiplexer.remove(handle)
-        with self.roster:
-            with self._tally.lock:
-                self._tally.left_behind(rows)
-            ends = handle.index in self._ending and handle.index not in self._awaited
-            if ends:
-                self._ended.add(handle.index)
-            while (last := self._fleet.handles[-1].index) in self._ended:
-                self._fleet.remove_last()
-                self._ending.discard(last)
-                self._ended.discard(last)
-                del self._publisher.in_use[last:]
-        self.supervisor.drained(handle, remove=ends)
+        """Move a shard that has delivered everything, or end it."""
+        with self._roster.lock:
+            self._tally.dropped_rows += rows
+        state = self._leave(handle, self._roster.drained)
+        if state is ShardState.PLACING:
+            logger.info("%s moves to another worker.", handle)
+            self.supervisor.restart(handle.index)
 
-    def _back(self, handle: ShardHandle) -> None:
-        """Hand a shard that was placed again to the thread."""
-        self._returning.put(handle)
-        self._multiplexer.wake()
+    def _leave(self, handle: ShardHandle, change: Callable[[int], ShardState]) -> ShardState:
+        """Stop listening to a shard, and return the state that it changes to."""
+        self._multiplexer.remove(handle)
+        handle.disconnect()
+        with self._roster.lock:
+            state = change(handle.index)
+            self._weights.forget(handle)
+        if state is ShardState.ENDED:
+            self.supervisor.release(handle)
+        return state
+
+    def _return(self, handle: ShardHandle) -> None:
+        """Hand a shard that was placed to the thread, unless everything was closed meanwhile."""
+        with self._roster.lock:
+            closed = self._roster.closed
+            if not closed:
+                self._opened.put(handle)
+        if closed:
+            self._fleet.discard(handle)
+        else:
+            self._multiplexer.wake()
 
     def _admit(self, handle: ShardHandle) -> None:
-        """Take in a shard that was placed again: the newest policy, then tickets."""
-        with self.roster:
-            self._fleet.replace(handle)
-            if handle.index == len(self._waiting):
-                self._waiting.append(0)
-            if handle.index == len(self._publisher.in_use):
-                self._publisher.in_use.append(self._publisher.version)
-            with self._tally.lock:
-                self._tally.began(handle.index, handle.incarnation, handle.because)
+        """Listen to a shard that was placed; send it the newest policy, then credits."""
+        with self._roster.lock:
+            if self._roster.closed:
+                self._opened.put(handle)  # for close() to discard
+                return
+            record = self._roster.admit(handle.index, self._publisher.version)
+            self._tally.moves += record.because is Reason.MOVE
+            self._tally.restarts += record.because is Reason.LOSS
             if self._announced is not None:
-                self._serving.give(handle)
+                self._weights.give(handle)
                 self._send(handle, MessageKind.ANNOUNCE, self._announced)
             self._multiplexer.add(handle)
-            if self.streaming:
-                self._give_tickets(handle, self._credits - self._waiting[handle.index])
-            elif handle.index in self._awaited:
-                self._send(handle, MessageKind.CREDIT, dumps(True))
-            if handle.index in self._ending or handle.index >= self.supervisor.wanted:
-                self._drain(handle)  # it left while it owed a fragment, or fewer are wanted by now
-        level = logging.WARNING if handle.because == "loss" else logging.INFO
-        logger.log(level, "%s is there, incarnation %d.", handle, handle.incarnation)
+            self._grant(record)
+            if record.index >= self._roster.wanted:
+                self._drain(record)  # fewer are wanted by now, or it had to deliver a fragment
+        level = logging.WARNING if record.because is Reason.LOSS else logging.INFO
+        logger.log(level, "%s is open, incarnation %d.", handle, handle.incarnation)
+
+
+def _handle(record: ShardRecord) -> ShardHandle:
+    assert record.handle is not None
+    return record.handle

@@ -1,19 +1,17 @@
-"""The head's answers to shards that pull: from the head, from another worker, or from the shelf."""
+"""Answers the pulls of shards."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from clusterenv.data.pickling import dumps
-from clusterenv.head.fleet.fleet import Fleet
 from clusterenv.head.fleet.handle import ShardHandle
+from clusterenv.head.fleet.roster import Roster, ShardRecord
 from clusterenv.head.monitor.stats import Tally
 from clusterenv.sync.distribution import HEAD, Distribution, Order
 from clusterenv.sync.publisher import Publisher
-from clusterenv.sync.weights import Weights
 from clusterenv.transport.endpoint import Endpoint
 from clusterenv.transport.messages import FROM_CACHE, MessageKind, WeightsMeta
 
@@ -27,104 +25,99 @@ class _Send(Protocol):
 
 
 class WeightService:
-    """Gives each worker process the newest weights once, whoever of its shards asks.
+    """Answers pulls: from the head, from another worker, or from the process's weight cache.
+
+    All its methods hold the roster's lock.
 
     Parameters
     ----------
     relays
-        Whether workers hand the weights on: for those that are too large for the head to give
-        to all.
+        Whether workers send weights to each other, because they are too large for the head to
+        send to all.
     """
 
     def __init__(
-        self, fleet: Fleet, publisher: Publisher, tally: Tally, send: _Send, relays: bool
+        self, roster: Roster, publisher: Publisher, tally: Tally, send: _Send, relays: bool
     ) -> None:
-        self._fleet = fleet
+        self._roster = roster
         self._publisher = publisher
         self._tally = tally
         self._send = send
         self._distribution = Distribution() if relays else None
-        self._shelved: dict[str, int] = {}  # the version that each worker has, and all shards on it
-        self._relayed: set[int] = set()  # shards that are getting weights from a worker
+        self._cached: dict[str, int] = {}  # version in the weight cache of each worker process
 
     def pull(self, handle: ShardHandle, whole: bool = False) -> None:
-        """Answer a shard that asks: for all of them, if it did not get what it was promised."""
-        weights = self._newest()
-        if self._distribution is None:
-            self._answer(handle, weights, whole)
-        elif whole:
-            self._relayed.discard(handle.index)
-            self._answer(handle, weights, whole=True)
-            self._carry_out(self._distribution.failed, handle.index, weights)
-        elif self._is_shelved(handle, weights):
-            self._answer(handle, weights)
-        else:
-            self._carry_out(self._distribution.ask, handle.index, weights)
+        """Answer a pull; with ``whole`` from the head, as no other source had the weights."""
+        with self._roster.lock:
+            record = self._roster[handle.index]
+            if self._distribution is None:
+                self._answer(record, whole)
+            elif whole:
+                record.relayed = False
+                self._answer(record, whole=True)
+                self._carry_out(self._distribution.failed(handle.index, self._publisher.version))
+            elif self._is_cached(handle):
+                self._answer(record)
+            else:
+                self._carry_out(self._distribution.ask(handle.index, self._publisher.version))
 
     def give(self, handle: ShardHandle) -> None:
-        """Bring a shard that was placed again up to date."""
-        self._answer(handle, self._newest())
+        """Send the newest weights to a shard that was restarted."""
+        with self._roster.lock:
+            self._answer(self._roster[handle.index])
 
     def held(self, handle: ShardHandle, version: int) -> None:
-        """Note that weights have reached a shard."""
-        if self._distribution is not None:
-            self._shelved[handle.worker] = version
-            if handle.index in self._relayed:
-                self._relayed.discard(handle.index)
-                with self._tally.lock:
-                    self._tally.relayed_bytes += self._publisher.newest.buffer.nbytes
-            held = partial(self._distribution.held, version=version)
-            self._carry_out(held, handle.index, self._newest())
+        """Record that weights have reached a shard."""
+        if self._distribution is None:
+            return
+        with self._roster.lock:
+            self._cached[handle.worker] = version
+            record = self._roster[handle.index]
+            if record.relayed:
+                record.relayed = False
+                self._tally.relayed_bytes += self._publisher.newest.buffer.nbytes
+            newest = self._publisher.version
+            self._carry_out(self._distribution.held(handle.index, newest, version))
 
-    def parted(self, handle: ShardHandle) -> None:
-        """Forget a shard that is lost or moves."""
-        self._shelved.pop(handle.worker, None)  # its process may have ended
-        self._relayed.discard(handle.index)
-        if self._distribution is not None:
-            self._carry_out(self._distribution.gone, handle.index, self._newest())
+    def forget(self, handle: ShardHandle) -> None:
+        """Forget a shard that is lost or was drained."""
+        with self._roster.lock:
+            self._cached.pop(handle.worker, None)  # its process may have ended
+            if self._distribution is not None:
+                self._carry_out(self._distribution.gone(handle.index, self._publisher.version))
 
-    def _newest(self) -> Weights:
-        with self._tally.lock:
-            return self._publisher.newest
+    def _is_cached(self, handle: ShardHandle) -> bool:
+        return self._cached.get(handle.worker) == self._publisher.version
 
-    def _is_shelved(self, handle: ShardHandle, weights: Weights) -> bool:
-        return self._shelved.get(handle.worker) == weights.version
-
-    def _carry_out(
-        self, decide: Callable[[int, int], list[Order]], shard: int, weights: Weights
-    ) -> None:
+    def _carry_out(self, decided: list[Order]) -> None:
         assert self._distribution is not None
-        orders = deque(decide(shard, weights.version))
-        handles = self._fleet.handles
+        newest = self._publisher.version
+        orders = deque(decided)
         while orders:
             shard, source = orders.popleft()
-            handle = handles[shard] if shard < len(handles) else None
-            if handle is None or handle.lost:
-                orders.extend(self._distribution.gone(shard, weights.version))
-            elif self._is_shelved(handle, weights):  # another shard of the process was first
-                self._answer(handle, weights)
-                orders.extend(self._distribution.gone(shard, weights.version))
+            record = self._roster[shard]
+            if record.handle is None or not record.active:
+                orders.extend(self._distribution.gone(shard, newest))
+            elif self._is_cached(record.handle):  # another shard of the process was first
+                self._answer(record)
+                orders.extend(self._distribution.gone(shard, newest))
             else:
-                self._answer(
-                    handle, weights, relay=None if source == HEAD else handles[source].relay
-                )
+                holder = None if source == HEAD else self._roster[source].handle
+                self._answer(record, relay=holder.relay if holder else None)
 
     def _answer(
-        self,
-        handle: ShardHandle,
-        weights: Weights,
-        whole: bool = False,
-        relay: Endpoint | None = None,
+        self, record: ShardRecord, whole: bool = False, relay: Endpoint | None = None
     ) -> None:
-        shelved = not whole and self._is_shelved(handle, weights)
-        with self._tally.lock:
-            self._publisher.in_use[handle.index] = weights.version
-            if relay is None and not shelved:
-                self._tally.weight_bytes += weights.buffer.nbytes
+        handle, weights = record.handle, self._publisher.newest
+        assert handle is not None
+        cached = not whole and self._is_cached(handle)
+        record.version = weights.version
         if relay is None:
-            self._shelved[handle.worker] = weights.version
+            self._cached[handle.worker] = weights.version
         else:
-            self._relayed.add(handle.index)
-        source = FROM_CACHE if shelved else relay and tuple(relay)
+            record.relayed = True
+        source = FROM_CACHE if cached else relay and tuple(relay)
+        if source is None:
+            self._tally.weight_bytes += weights.buffer.nbytes
         blob = dumps(tuple(WeightsMeta(weights.version, weights.digest, source)))
         self._send(handle, MessageKind.WEIGHTS, blob, [] if source else [weights.buffer])

@@ -1,4 +1,4 @@
-"""What ``ClusterEnv`` and ``Collector`` are called with, checked before anything is sent."""
+"""Checks of arguments that ``ClusterEnv`` and ``Collector`` share."""
 
 from __future__ import annotations
 
@@ -7,34 +7,15 @@ from typing import Any
 from clusterenv.data.checks import check_whole
 from clusterenv.errors import ConfigError
 from clusterenv.head.fleet.restarts import Restarts
-from clusterenv.policies.base import Policy
 
-__all__ = ["check_counts", "check_restarts", "check_rule", "check_shards"]
+__all__ = ["check_counts", "check_restarts", "check_shards"]
 
 _MOST_ENVS = 2**20
 _MOST_SHARDS = 2**16
 
 
-def check_rule(rule: Any, policy: Policy) -> None:
-    """Raise ``ConfigError`` unless this says when shards pull, and can be asked of the policy."""
-    if (
-        isinstance(rule, type)
-        or not callable(getattr(rule, "should_pull", None))
-        or not hasattr(rule, "needs_divergence")
-    ):
-        raise ConfigError(
-            f"sync={rule!r} is no rule, which has should_pull(lag, divergence) and "
-            "needs_divergence: sync=clusterenv.Divergence(0.05)"
-        )
-    if rule.needs_divergence and type(policy).distribution is Policy.distribution:
-        raise ConfigError(
-            f"sync={rule} compares distributions, and {type(policy).__name__} has none: define "
-            "distribution(obs, context), or count versions: sync=clusterenv.Every(4)"
-        )
-
-
 def check_restarts(restarts: Any) -> None:
-    """Raise ``ConfigError`` unless this says what to do about lost shards."""
+    """Raise ``ConfigError`` unless this is a restart budget."""
     if not isinstance(restarts, Restarts):
         raise ConfigError(f"restarts={restarts!r} is no rule: restarts=clusterenv.Restarts(5)")
 

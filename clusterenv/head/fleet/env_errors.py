@@ -1,4 +1,4 @@
-"""Errors of environments that ``except`` clauses for the environment's own exceptions catch."""
+"""Turns a failure on a worker into an exception at the head, which is also of its own type."""
 
 from __future__ import annotations
 
@@ -9,12 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clusterenv.data.pickling import loads
-from clusterenv.errors import (
-    ConfigError,
-    EnvError,
-    EnvGivenUp,
-    PolicyError,
-)
+from clusterenv.errors import ConfigError, EnvError, EnvGivenUp, PolicyError
 from clusterenv.head.fleet.handle import ShardHandle
 from clusterenv.simulation.policy_faults import PolicyFault
 from clusterenv.transport.messages import Failure
@@ -26,7 +21,7 @@ _CONTROL_FLOW = (StopIteration, StopAsyncIteration)
 
 
 def raised_by_env(kind: type[EnvError], message: str, cause: BaseException | None) -> EnvError:
-    """Return an error of a kind, which also is of the type of its cause and has its attributes.
+    """Return an error of a kind that is also of its cause's type and has its attributes.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Places shards on workers, connects to them, and notices when one is lost."""
+"""Places shards on workers, opens their environments, connects to them and closes them."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from clusterenv.errors import (
 from clusterenv.head.fleet.env_errors import env_error
 from clusterenv.head.fleet.handle import ShardHandle
 from clusterenv.head.fleet.placement import Share, about_to_leave, choose_worker, place
+from clusterenv.head.fleet.roster import Reason, Roster, ShardRecord
 from clusterenv.simulation.engines.base import EnvDescription
 from clusterenv.transport.endpoint import connect
 from clusterenv.transport.messages import Failure
@@ -41,7 +42,13 @@ _LOOK_SECONDS = 2.0
 
 
 class Fleet:
-    """The shards of a ``ClusterEnv`` or ``Collector``, and the way to talk to them."""
+    """Does the I/O of the shards of a ``ClusterEnv`` or ``Collector``.
+
+    Attributes
+    ----------
+    roster
+        The state of the shards.
+    """
 
     def __init__(
         self,
@@ -53,25 +60,36 @@ class Fleet:
         self.client = client
         self._recipe, self._stream = recipe, stream
         self.run = new_run_id()
-        """Tells these shards from those of all other fleets, also in rows on disk."""
+        """Distinguishes these shards from those of all other fleets, also in rows on disk."""
         self.name = str(self.run)
-        self.handles: list[ShardHandle] = []
-        self._closed = False
-        self._closing = threading.Lock()
+        self.roster = Roster(shares)
+        self.closing = threading.Event()
+        """Set as soon as the fleet is to be closed; it ends the waits for placement."""
         self._ends: dict[str, float] = {}  # of workers with a lifetime, by the monotonic clock
         protect_shards(client)
+        placed: list[ShardHandle] = []
         try:
-            self._place(shares)
-            self.description = _joined(self._open(self.handles))
+            self._place_all(placed)
+            self.description = _joined(self._open(placed))
+            for handle in placed:
+                self.roster.admit(handle.index)
         except BaseException:
-            self.close(config.seconds("timeout.close"))
+            self.closing.set()
+            self.roster.close()
+            self._stop(placed, config.seconds("timeout.close"))
             raise
 
-    def _place(self, shares: Sequence[Share]) -> None:
-        workers = wait_for_workers(self.client, len(shares), config.seconds("timeout.workers"))
-        placed = place(self._load(workers), len(shares))
-        for index, (share, worker) in enumerate(zip(shares, placed, strict=True)):
-            self.handles.append(self._submit(index, share, worker, incarnation=0))
+    @property
+    def handles(self) -> Sequence[ShardHandle]:
+        """The head's ends of all shards, by index."""
+        return self.roster.handles
+
+    def _place_all(self, placed: list[ShardHandle]) -> None:
+        count = len(self.roster)
+        workers = wait_for_workers(self.client, count, config.seconds("timeout.workers"))
+        for record, worker in zip(self.roster, place(self._load(workers), count), strict=True):
+            placed.append(self._submit(record, worker))
+            self.roster.opening(record.index, placed[-1])
 
     def _load(self, workers: Iterable[str]) -> dict[str, int]:
         """Return how many shards each worker has, ours and others'."""
@@ -81,24 +99,24 @@ class Fleet:
             for worker in workers
         }
 
-    def _submit(self, index: int, share: Share, worker: str, incarnation: int) -> ShardHandle:
+    def _submit(self, record: ShardRecord, worker: str) -> ShardHandle:
         ports = config.get("channel.ports")
         spec = ShardSpec(
-            index=index,
-            first=share.first,
-            count=share.count,
+            index=record.index,
+            first=record.share.first,
+            count=record.share.count,
             ports=tuple(ports) if ports else None,
             accept_timeout=config.seconds("timeout.connect"),
             local=config.get("channel.local"),
             message_limit=config.nbytes("channel.message"),
-            incarnation=incarnation,
+            incarnation=record.incarnation,
             fleet=self.name,
             tune=config.get("worker.tune"),
         )
         future = self.client.submit(
             Shard,
             spec,
-            key=f"{_KEY}-{self.name}-{index}-{incarnation}",
+            key=f"{_KEY}-{self.name}-{spec.index}-{spec.incarnation}",
             workers=[worker],
             allow_other_workers=False,
             actor=True,
@@ -106,41 +124,38 @@ class Fleet:
         )
         return ShardHandle(spec, worker, future)
 
-    def place_again(self, lost: ShardHandle, incarnation: int) -> ShardHandle:
-        """Open a lost shard's environments anew, on another worker if there is one.
-
-        The new handle is not among :attr:`handles` until :meth:`replace`.
+    def place(self, record: ShardRecord) -> ShardHandle:
+        """Place a shard and open its environments, on another worker than before if it can.
 
         Raises
         ------
+        ClosedError
+            If the fleet was closed meanwhile.
         ClusterEnvError
             If no worker came in time, or what was raised on it.
         """
-        if self._closed:
-            raise _closed_meanwhile(lost)
-        self.await_scheduler()
-        self.client.cancel([lost.future], force=True)
-        return self._place_one(lost.index, lost.share, incarnation, avoid={lost.worker})
-
-    def place_more(self, index: int, incarnation: int) -> ShardHandle:
-        """Open one shard more, behind the last, as large as the first; as :meth:`place_again`."""
-        share = Share(self.handles[-1].span.stop, self.handles[0].share.count)
-        return self._place_one(index, share, incarnation, avoid=())
-
-    def _place_one(
-        self, index: int, share: Share, incarnation: int, avoid: Collection[str]
-    ) -> ShardHandle:
-        worker = self._find_worker(avoid)
-        handle = self._submit(index, share, worker, incarnation)
+        if self.closing.is_set():
+            raise _closed_meanwhile()
+        avoid: set[str] = set()
+        if record.handle is not None:
+            self.await_scheduler()
+            self.release(record.handle)
+            if record.because is not Reason.SCALE:
+                avoid.add(record.handle.worker)
+        handle = self._submit(record, self._find_worker(avoid))
         try:
+            self.roster.opening(record.index, handle)
             self._open([handle])
+        except WorkerLost:
+            self.release(handle)
+            raise
         except BaseException:
-            self._close([handle], config.seconds("timeout.close"))
+            self.discard(handle)
             raise
         return handle
 
     def _find_worker(self, avoid: Collection[str]) -> str:
-        """Return the best worker, and wait for one that is not to leave."""
+        """Return the least loaded worker; wait for one that is not about to leave."""
         timeout = config.seconds("timeout.workers")
         deadline = time.monotonic() + timeout
         while True:
@@ -154,7 +169,8 @@ class Fleet:
                     "Workers with a lifetime need --lifetime-restart, or a cluster that replaces "
                     "them (cluster.adapt)"
                 )
-            time.sleep(_GRACE_SECONDS)
+            if self.closing.wait(_GRACE_SECONDS):
+                raise _closed_meanwhile()
 
     def load(self) -> dict[str, int]:
         """Return how many shards each worker has, ours and others'; asks the scheduler."""
@@ -166,7 +182,7 @@ class Fleet:
 
     @property
     def connected(self) -> bool:
-        """Whether the scheduler can be reached, as far as anybody has noticed."""
+        """Whether the scheduler can be reached, as far as Dask's client knows."""
         return bool(self.client.status == "running")
 
     def await_scheduler(self) -> None:
@@ -185,7 +201,8 @@ class Fleet:
                     f"the scheduler has been gone for {timeout:g} s: no shard can be placed any "
                     "more. Start a cluster and go on from what was saved"
                 )
-            time.sleep(0.1)
+            if self.closing.wait(0.1):
+                raise _closed_meanwhile()
 
     def end_process(self, handle: ShardHandle) -> None:
         """End the process of a worker that does not answer; its nanny starts another."""
@@ -201,25 +218,6 @@ class Fleet:
             )
         except Exception as error:  # no nanny, or it is gone already
             logger.warning("the process of %s could not be ended: %s", handle, error)
-
-    def replace(self, handle: ShardHandle) -> None:
-        """Put a shard into its predecessor's position, or after all others.
-
-        Raises
-        ------
-        ClosedError
-            If the fleet was closed meanwhile; the shard is closed, too.
-        """
-        with self._closing:
-            if not self._closed:
-                self.handles[handle.index : handle.index + 1] = [handle]
-                return
-        self.discard(handle, config.seconds("timeout.close"))
-        raise _closed_meanwhile(handle)
-
-    def remove_last(self) -> None:
-        """Forget the last shard, which has been drained."""
-        self.handles.pop()
 
     def _await_taken(self, handle: ShardHandle, timeout: float) -> None:
         """Wait until a worker has taken a shard; one that has left never will."""
@@ -289,20 +287,18 @@ class Fleet:
             ) from error
 
     def gone(self) -> list[ShardHandle]:
-        """Return the shards that Dask knows to be lost, and nobody had noticed.
+        """Return the active shards that Dask knows to be lost.
 
         A machine that vanishes closes no connection.
         """
         if not self.connected:  # then Dask takes all futures for cancelled
             return []
+        handles = [record.handle for record in self.roster.active]
         ended = ("lost", "cancelled", "error")
-        return [
-            handle for handle in self.handles if not handle.lost and handle.future.status in ended
-        ]
+        return [handle for handle in handles if handle and handle.future.status in ended]
 
     def lost(self, handle: ShardHandle) -> WorkerLost:
-        """Remember that a shard is lost, and return the error that says so."""
-        handle.lost = True
+        """Return the error for a shard whose connection broke."""
         return WorkerLost(
             f"{handle} is gone: its process ended or cannot be reached. "
             "The worker's log says why (often: out of memory, walltime, a crash in native code)."
@@ -310,41 +306,48 @@ class Fleet:
 
     def close(self, timeout: float) -> None:
         """Stop all shards; environments that do not stop in time are named in the log."""
-        with self._closing:
-            self._closed = True
-        self._close(self.handles, timeout)
-        self.handles.clear()
+        self.closing.set()
+        active, lost = self.roster.close()
+        self._stop(active, timeout)
+        for handle in lost:
+            self.release(handle)
 
-    def discard(self, handle: ShardHandle, timeout: float) -> None:
-        """Stop a shard that was placed again and is not needed any more."""
-        self._close([handle], timeout)
+    def release(self, handle: ShardHandle) -> None:
+        """Disconnect from a shard that was drained or lost, and let its actor go."""
+        handle.disconnect()
+        if self.connected:
+            # Handles of an actor hold futures of their own and may live on in cycles.
+            self.client.cancel([handle.future], force=True)
 
-    def _close(self, handles: Sequence[ShardHandle], timeout: float) -> None:
+    def discard(self, handle: ShardHandle) -> None:
+        """Stop a shard that was placed and is not needed any more."""
+        self._stop([handle], config.seconds("timeout.close"))
+
+    def _stop(self, handles: Sequence[ShardHandle], timeout: float) -> None:
         for handle in handles:
             handle.disconnect()
-        if self.client.status == "running":
-            closing = [
-                (handle, handle.actor.close(timeout)) for handle in handles if handle.running
-            ]
-            for handle, future in closing:
-                try:
-                    ended = future.result(timeout=timeout + _GRACE_SECONDS)
-                except (OSError, RuntimeError, TimeoutError):
-                    ended = handle.future.status != "finished"  # a lost worker runs nothing
-                if not ended:
-                    logger.warning(
-                        "%s did not stop within %g s: an environment hangs. To end its process: "
-                        "client.restart_workers([%r])",
-                        handle,
-                        timeout,
-                        handle.worker,
-                    )
-            # Handles of an actor hold futures of their own and may live on in cycles.
-            self.client.cancel([handle.future for handle in handles], force=True)
+        if not self.connected:
+            return
+        opened = [h for h in handles if h.actor is not None and h.future.status == "finished"]
+        closing = [(handle, handle.actor.close(timeout)) for handle in opened]
+        for handle, future in closing:
+            try:
+                ended = future.result(timeout=timeout + _GRACE_SECONDS)
+            except (OSError, RuntimeError, TimeoutError):
+                ended = handle.future.status != "finished"  # a lost worker runs nothing
+            if not ended:
+                logger.warning(
+                    "%s did not stop within %g s: an environment hangs. To end its process: "
+                    "client.restart_workers([%r])",
+                    handle,
+                    timeout,
+                    handle.worker,
+                )
+        self.client.cancel([handle.future for handle in handles], force=True)
 
 
-def _closed_meanwhile(handle: ShardHandle) -> ClosedError:
-    return ClosedError(f"closed while {handle} was being placed again")
+def _closed_meanwhile() -> ClosedError:
+    return ClosedError("closed while a shard was being placed")
 
 
 def _joined(shards: Sequence[EnvDescription]) -> EnvDescription:

@@ -17,7 +17,10 @@ __all__ = ["ShardHandle"]
 
 
 class ShardHandle:
-    """The head's end of one shard."""
+    """The head's end of one incarnation of a shard: actor, connection and heartbeat.
+
+    Its state is in the :class:`~clusterenv.head.fleet.roster.Roster`.
+    """
 
     def __init__(self, spec: ShardSpec, worker: str, future: Any) -> None:
         self.index = spec.index
@@ -31,13 +34,7 @@ class ShardHandle:
         self.actor: Any = None
         self._connection: NonBlockingConnection | None = None
         self.relay: Endpoint | None = None
-        """Where other workers get weights from it, if they do."""
-        self.lost = False
-        self.draining = False
-        self.delivered = 0
-        """Rows that have arrived."""
-        self.because = "scale"
-        """Why it was placed: ``scale``, ``loss`` or ``move``."""
+        """Where other workers fetch weights from it, if they do."""
         self.heartbeat = Heartbeat(time.monotonic())
 
     def __str__(self) -> str:
@@ -51,15 +48,10 @@ class ShardHandle:
         return self._connection
 
     def connected(self, connection: NonBlockingConnection) -> None:
-        """Remember the connection."""
+        """Set the connection."""
         self._connection = connection
 
     def disconnect(self) -> None:
         """Close the connection, if there is one."""
         if self._connection is not None:
             self._connection.close()
-
-    @property
-    def running(self) -> bool:
-        """Whether the actor is there, as far as anybody has noticed."""
-        return self.actor is not None and not self.lost and self.future.status == "finished"

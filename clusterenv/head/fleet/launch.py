@@ -1,4 +1,4 @@
-"""From what a user names to a running fleet: the environments, the cluster, the shards."""
+"""Makes a fleet from what users pass: the environments, the cluster and the number of shards."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from clusterenv.head.fleet.fleet import Fleet
 from clusterenv.head.fleet.placement import split
 from clusterenv.simulation.engines import ENGINES
 from clusterenv.simulation.engines.base import Recipe
-from clusterenv.worker.specs import SWITCHES, StreamSpec
+from clusterenv.worker.specs import StreamSpec
 
-__all__ = ["SWITCHES", "StreamSpec", "make_recipe", "open_fleet"]
+__all__ = ["StreamSpec", "make_recipe", "open_fleet"]
 
 
 def open_fleet(
@@ -33,7 +33,7 @@ def open_fleet(
     cluster: ClusterLike,
     stream: bytes | None = None,
 ) -> tuple[Fleet, Client | None]:
-    """Connect, and place the shards; also return the client if it is ours to close."""
+    """Connect and place the shards; also return the client if the caller must close it."""
     config.check()
     try:
         pickled = cloudpickle.dumps(recipe)

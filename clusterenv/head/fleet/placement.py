@@ -1,4 +1,4 @@
-"""What happens to shards when workers come and go: decisions only, no cluster in sight."""
+"""Decides which workers get which shards; pure functions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def choose_worker(load: Mapping[str, int], avoid: Collection[str] = ()) -> str |
 def about_to_leave(ends: Mapping[str, float], now: float, seconds: float) -> set[str]:
     """Return the workers that end within so many seconds, or did so recently.
 
-    Whoever is at an address long after the end is another process, with another end.
+    Long after its end, another process may have its address.
 
     Examples
     --------
@@ -56,7 +56,7 @@ def shards_to_move(
     placed
         The worker of each shard.
     load
-        Shards of each worker that is there, whoever they belong to.
+        Shards on each worker, of all fleets.
     leaving
         Workers that are to leave.
 

@@ -1,14 +1,17 @@
-"""How often a lost shard is restarted, and how soon."""
+"""Restarts of lost shards: the budget, the history, and the loop that places a shard."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from clusterenv.data.checks import check_number, check_whole
 from clusterenv.errors import (
+    ClosedError,
     ClusterEnvError,
     ConfigError,
     EnvError,
@@ -18,12 +21,18 @@ from clusterenv.errors import (
     WorkerLost,
 )
 
-__all__ = ["RestartHistory", "Restarts"]
+if TYPE_CHECKING:
+    from clusterenv.head.fleet.handle import ShardHandle
+    from clusterenv.head.fleet.roster import Roster, ShardRecord
+
+__all__ = ["RestartHistory", "Restarter", "Restarts"]
+
+logger = logging.getLogger("clusterenv")
 
 
 @dataclass(frozen=True)
 class Restarts:
-    """How often a lost shard is placed again, and how soon.
+    """How often a lost shard is restarted, and how soon.
 
     Parameters
     ----------
@@ -59,7 +68,7 @@ class Restarts:
         check_number("backoff_max", self.backoff_max, right, least=self.backoff, most=longest)
 
     def wait(self, losses: Sequence[float], now: float) -> float | None:
-        """Return the seconds until a shard is placed again, or ``None`` to give up.
+        """Return the seconds until a shard is restarted, or ``None`` to give up.
 
         Parameters
         ----------
@@ -76,39 +85,33 @@ class Restarts:
         return float(min(self.backoff_max, self.backoff * 2.0 ** min(recent - 2, 1000)))
 
 
-_FINAL = (ConfigError, PolicyError, EnvGivenUp, SchedulerLost)  # the next one would fail too
+_FINAL = (ConfigError, PolicyError, EnvGivenUp, SchedulerLost)  # a restart would fail too
 
 
 class RestartHistory:
-    """What was lost when and how, and whether a shard may be placed again.
+    """Restart history of each shard, and whether its budget allows another restart.
 
     Parameters
     ----------
     rule
-        How often, and how soon.
+        The budget.
     """
 
     def __init__(self, rule: Restarts) -> None:
         self._rule = rule
         self._times: defaultdict[int, list[float]] = defaultdict(list)
         self._errors: defaultdict[int, list[BaseException]] = defaultdict(list)
-        self._incarnations: defaultdict[int, int] = defaultdict(int)
 
-    def note(self, shard: int, error: BaseException) -> float | None:
-        """Note a loss; return the seconds to wait, or ``None`` if the run must end."""
-        self._times[shard].append(time.monotonic())
+    def note(self, shard: int, error: BaseException, now: float) -> float | None:
+        """Record a loss; return the seconds to wait, or ``None`` if the run must end."""
+        self._times[shard].append(now)
         self._errors[shard].append(error)
         if isinstance(error, _FINAL):
             return None
-        return self._rule.wait(self._times[shard], time.monotonic())
-
-    def next_incarnation(self, shard: int) -> int:
-        """Return the number that a shard has when it is placed again."""
-        self._incarnations[shard] += 1
-        return self._incarnations[shard]
+        return self._rule.wait(self._times[shard], now)
 
     def verdict(self, shard: int) -> BaseException:
-        """Return the error that ends the run: the last one, and all before it."""
+        """Return the error that ends the run: the last one, with all before it."""
         errors = self._errors[shard]
         last = errors[-1]
         if len(errors) == 1:
@@ -117,9 +120,87 @@ class RestartHistory:
         kind: type[ClusterEnvError] = type(last) if isinstance(last, kinds) else WorkerLost
         seen = "\n\n".join(f"{number}. {error}" for number, error in enumerate(errors, 1))
         final = isinstance(last, _FINAL)
-        why = "the last time for good" if final else f"{self._rule} allows no more"
+        why = "the last error is final" if final else f"{self._rule} allows no more"
         verdict = kind(
-            f"shard {shard} was lost {len(errors)} times, and {why}. What was seen:\n\n{seen}"
+            f"shard {shard} was lost {len(errors)} times, and {why}. The errors:\n\n{seen}"
         )
         verdict.__cause__ = last
         return verdict
+
+
+class Restarter:
+    """Restarts shards until they are open, or the budget is spent.
+
+    Parameters
+    ----------
+    rule
+        The budget.
+    roster
+        Counts incarnations.
+    place
+        Places and opens a shard; returns its handle.
+    end_process
+        Ends the worker process of a shard that hangs.
+    pause
+        Waits so many seconds; returns whether the fleet was closed meanwhile.
+    clock
+        Returns the time in seconds.
+    """
+
+    def __init__(
+        self,
+        rule: Restarts,
+        roster: Roster,
+        place: Callable[[ShardRecord], ShardHandle],
+        end_process: Callable[[ShardHandle], None],
+        pause: Callable[[float], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._history = RestartHistory(rule)
+        self._roster = roster
+        self._place = place
+        self._end_process = end_process
+        self._pause = pause
+        self._clock = clock
+
+    def restart(
+        self, shard: int, error: Exception | None = None, end_process: bool = False
+    ) -> ShardHandle:
+        """Place a shard that is lost, or one that moves; return the handle once it is open.
+
+        Parameters
+        ----------
+        shard
+            Its index.
+        error
+            How its loss was noticed; ``None`` if it moves.
+        end_process
+            Whether its worker process hangs and must be ended first.
+
+        Raises
+        ------
+        ClosedError
+            If the fleet was closed meanwhile.
+        ClusterEnvError
+            If the budget is spent or the error is final, with all errors of the shard.
+        """
+        record = self._roster[shard]
+        while True:
+            if error is not None:
+                wait = self._history.note(shard, error, self._clock())
+                if wait is None:
+                    raise self._history.verdict(shard) from error
+                logger.warning("%s Restarting it%s.", error, f" in {wait:g} s" if wait else "")
+                if self._pause(wait):
+                    raise ClosedError(f"closed while shard {shard} waited for a restart")
+                if end_process and record.handle is not None:
+                    self._end_process(record.handle)
+                    end_process = False
+                self._roster.place(shard)
+            try:
+                return self._place(record)
+            except ClosedError:
+                raise
+            except Exception as problem:
+                self._roster.lost(shard)
+                error = problem

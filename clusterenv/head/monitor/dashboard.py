@@ -36,7 +36,7 @@ OF_ALL = {
     "mean_return": "mean return of the last 100 episodes",
     "pulls": "pulls of weights so far",
     "queued": "batches that wait for the learner",
-    "restarts": "shards placed again so far",
+    "restarts": "restarts of shards so far",
 }
 
 
@@ -62,7 +62,7 @@ def _document(scheduler: Any, extra: dict[str, Any], doc: Any) -> None:
 
 
 class Page:
-    """Numbers and curves of the collector that told something last.
+    """Numbers and curves of the collector that sent statistics last.
 
     Parameters
     ----------
@@ -72,21 +72,21 @@ class Page:
 
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
-        self._seen = 0.0  # when the last event that was drawn came
+        self._seen = 0.0  # time of the last event that was drawn
         self._last: dict[str, Any] | None = None
         self._shards = 0
         self._source = ColumnDataSource({name: [] for name in ("seconds", *OF_ALL)})
         self._figures = {name: _figure(title) for name, title in (BY_SHARD | OF_ALL).items()}
         for name in OF_ALL:
             self._figures[name].line("seconds", name, source=self._source, line_width=2)
-        self._headline = Div(text=_say("waiting for a collector"), sizing_mode="stretch_width")
+        self._headline = Div(text=_html("waiting for a collector"), sizing_mode="stretch_width")
         plots = gridplot(
             [*self._figures.values()], ncols=2, sizing_mode="stretch_width", toolbar_location=None
         )
         self.root = column(self._headline, plots, sizing_mode="stretch_width")
 
     def update(self) -> None:
-        """Draw what has come since the last time."""
+        """Draw the statistics that have arrived since the last call."""
         points: list[dict[str, float | None]] = []
         for message in self._news():
             if self._last is None or message["fleet"] != self._last["fleet"]:
@@ -94,7 +94,7 @@ class Page:
                 points.clear()
             else:
                 points.append(curves(self._last, message))
-                self._headline.text = _say(message["title"], headline(self._last, message))
+                self._headline.text = _html(message["title"], headline(self._last, message))
             self._last = message
         if points:
             shards = sum(name.startswith("rate ") for name in points[-1])
@@ -118,10 +118,10 @@ class Page:
     def _begin(self, message: dict[str, Any]) -> None:
         """Clear the curves for another collector."""
         self._source.data = {name: [] for name in self._source.data}
-        self._headline.text = _say(message["title"])
+        self._headline.text = _html(message["title"])
 
     def _draw_shards(self, shards: int) -> None:
-        """Have curves for so many shards."""
+        """Add curves until there are enough for so many shards."""
         length = len(self._source.data["seconds"])
         for shard in range(self._shards, shards):
             for name in BY_SHARD:
@@ -147,7 +147,7 @@ def _figure(title: str) -> Any:
     )
 
 
-def _say(title: str, numbers: list[tuple[str, str]] | None = None) -> str:
+def _html(title: str, numbers: list[tuple[str, str]] | None = None) -> str:
     cells = "".join(
         f'<span style="margin-right:2em"><small style="color:#777">{html.escape(label)}</small> '
         f'<b id="clusterenv-{label.replace("/", "-")}">{html.escape(value)}</b></span>'

@@ -1,4 +1,4 @@
-"""What a collector tells the page on Dask's dashboard, and how the page makes curves of it."""
+"""Sends a collector's statistics to Dask's dashboard, and makes curves of them there."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Record = Mapping[str, Any]
 
 
 def record(fleet: str, title: str, stats: Stats) -> dict[str, Any]:
-    """Return what is told of a collector: numbers, strings, and lists by shard."""
+    """Return the message for the dashboard: numbers, strings, and lists by shard."""
     return {
         "fleet": fleet,
         "title": title,
@@ -65,7 +65,7 @@ def headline(before: Record, after: Record) -> list[tuple[str, str]]:
     seconds = after["seconds"] - before["seconds"]
     rate = (sum(after["rows"]) - sum(before["rows"])) / seconds if seconds > 0 else 0.0
     possible = after["announcements"] * len(after["rows"])
-    # A shard that begins anew is given the newest version, which counts as a pull.
+    # A restarted shard gets the newest version, which counts as a pull.
     saved = f", {max(0, 1 - after['pulls'] / possible):.0%} saved" if possible else ""
     mean = after["mean_return"]
     return [
@@ -81,14 +81,14 @@ def headline(before: Record, after: Record) -> list[tuple[str, str]]:
 
 
 class Telemetry:
-    """Tells the scheduler of a collector, where a dashboard shows it.
+    """Sends statistics to the scheduler, whose dashboard shows them.
 
     Parameters
     ----------
     client
         Of the cluster.
     fleet
-        Its name, by which collectors are told apart.
+        Its name, which no other collector has.
     title
         What the page calls it.
 
@@ -100,7 +100,7 @@ class Telemetry:
 
     def __init__(self, client: Client, fleet: str, title: str) -> None:
         self._client, self._fleet, self._title = client, fleet, title
-        self._told = 0.0
+        self._sent = 0.0
         self.link: str | None = None
 
     def begin(self) -> None:
@@ -118,12 +118,12 @@ class Telemetry:
                 self.link = f"{status.removesuffix('/status')}/clusterenv"
 
     def due(self, now: float) -> bool:
-        """Whether it is time to tell something."""
-        return self.link is not None and now - self._told >= SECONDS
+        """Whether it is time to send statistics."""
+        return self.link is not None and now - self._sent >= SECONDS
 
-    def tell(self, now: float, stats: Stats) -> None:
-        """Send what there is, without waiting for an answer."""
-        self._told = now
+    def send(self, now: float, stats: Stats) -> None:
+        """Send the statistics, without waiting for an answer."""
+        self._sent = now
         message = record(self._fleet, self._title, stats)
         self._client.loop.add_callback(partial(_send, self._client, message))
 
@@ -132,7 +132,7 @@ async def _send(client: Client, message: Record) -> None:
     try:
         await client.scheduler.log_event(topic=TOPIC, msg=message)
     except Exception as error:  # a lost scheduler is for others to notice
-        logger.debug("the dashboard was not told: %s", error)
+        logger.debug("the dashboard got no statistics: %s", error)
 
 
 def _add_page(dask_scheduler: Any) -> bool:

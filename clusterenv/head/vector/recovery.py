@@ -1,9 +1,8 @@
-"""What ``ClusterEnv`` does about a lost shard: its environments come back truncated."""
+"""Restarts lost shards of a ``ClusterEnv``; their environments come back truncated."""
 
 from __future__ import annotations
 
 import logging
-import time
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from clusterenv.data.spaces import Column, Layout
 from clusterenv.errors import ClosedError, ClusterEnvError
 from clusterenv.head.fleet.fleet import Fleet
 from clusterenv.head.fleet.handle import ShardHandle
-from clusterenv.head.fleet.restarts import RestartHistory, Restarts
+from clusterenv.head.fleet.restarts import Restarter, Restarts
 
 __all__ = ["Recovery"]
 
@@ -28,18 +27,18 @@ Ids = npt.NDArray[np.intp]
 
 
 class Recovery:
-    """Places lost shards again, and knows what is still due to their environments.
+    """Restarts lost shards, and keeps what is still due to their environments.
 
-    An environment that was lost owes its user a truncation. It is given with the observation
-    of a reset, when a result of the environment is next asked for. Under ``NEXT_STEP`` the
-    step after it only resets, as after any end of an episode.
+    An environment that was lost owes its user a truncation. The next result of the environment
+    has it, with the observation of a reset. Under ``NEXT_STEP`` the step after it only resets,
+    as after any end of an episode.
 
     Parameters
     ----------
     fleet
         The shards.
     rule
-        How often a shard is placed again, and how soon.
+        Restart budget.
     num_envs
         Environments of all shards.
     """
@@ -47,7 +46,9 @@ class Recovery:
     def __init__(self, fleet: Fleet, rule: Restarts, num_envs: int) -> None:
         about = fleet.description
         self._fleet = fleet
-        self._losses = RestartHistory(rule)
+        self._restarter = Restarter(
+            rule, fleet.roster, fleet.place, fleet.end_process, fleet.closing.wait
+        )
         self._due = np.zeros(num_envs, np.int8)
         self._reasons: dict[int, str] = {}
         self._seeds: list[int | None] = [None] * num_envs
@@ -57,44 +58,32 @@ class Recovery:
         same_step = about.autoreset_mode is AutoresetMode.SAME_STEP and rule.count > 0
         self._last = self._layout.empty(num_envs) if same_step else None
         self.count = 0
-        """Shards placed again so far."""
+        """Restarts so far."""
 
     def recover(
         self, handle: ShardHandle, error: ClusterEnvError, end_process: bool
     ) -> ShardHandle:
-        """Place a lost shard again and return it.
+        """Restart a lost shard and return its new handle.
 
         Raises
         ------
         ClusterEnvError
-            If the rule allows no more, with all that was seen, or the fleet is closed.
+            If the budget is spent, with all errors of the shard, or the fleet is closed.
         """
-        reason: Exception = error
-        while True:
-            handle.lost = True
-            handle.disconnect()
-            wait = self._losses.note(handle.index, reason)
-            if wait is None:
-                raise self._losses.verdict(handle.index) from reason
-            logger.warning("%s Placing it again%s.", reason, f" in {wait:g} s" if wait else "")
-            time.sleep(wait)
-            if end_process:
-                self._fleet.end_process(handle)
-                end_process = False
-            incarnation = self._losses.next_incarnation(handle.index)
-            try:
-                back = self._fleet.place_again(handle, incarnation)
-                break
-            except ClosedError:
-                raise
-            except Exception as problem:
-                reason = problem
-        self._fleet.replace(back)
+        roster = self._fleet.roster
+        roster.lost(handle.index)
+        handle.disconnect()
+        back = self._restarter.restart(handle.index, error, end_process)
+        try:
+            roster.admit(back.index)
+        except ClosedError:
+            self._fleet.discard(back)
+            raise
         self.count += 1
         self._due[back.span] = _TRUNCATION
-        self._incarnations[back.span] = incarnation
+        self._incarnations[back.span] = back.incarnation
         self._reasons[back.index] = str(error)
-        logger.warning("%s is there again; its environments come back truncated.", back)
+        logger.warning("%s is open; its environments come back truncated.", back)
         return back
 
     # What is due
@@ -117,7 +106,7 @@ class Recovery:
         ]
 
     def settle(self, ids: Ids, shard: int) -> tuple[npt.NDArray[np.bool_], Packed | None]:
-        """Note that the resets due were done.
+        """Record that the resets due were done.
 
         Returns
         -------
@@ -125,7 +114,7 @@ class Recovery:
             Which of the environments come back truncated.
         infos
             The reason, by position in ``ids``; under ``SAME_STEP`` with the last observation
-            that was given out, as nobody knows the one after it.
+            that was returned, as the one after it was lost.
         """
         truncated = self._due[ids] == _TRUNCATION
         self._due[ids] = np.where(truncated & self._next_step, _RESET, _NOTHING)
@@ -141,7 +130,7 @@ class Recovery:
     # What must be remembered
 
     def began(self, ids: Ids, seeds: list[int | None], mask: npt.NDArray[np.bool_] | None) -> None:
-        """Note that of these environments all, or those of a mask, are reset by their user.
+        """Record that the user resets all of these environments, or those of a mask.
 
         Nothing is due to them any more. ``seeds`` and ``mask`` are of all environments.
         """

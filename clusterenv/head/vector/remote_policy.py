@@ -15,11 +15,11 @@ import numpy.typing as npt
 from clusterenv.data.pickling import dumps, dumps_by_value
 from clusterenv.data.spaces import Array, Column, Layout
 from clusterenv.errors import ConfigError
-from clusterenv.head.fleet.arguments import check_rule
+from clusterenv.head.fleet.roster import Roster
 from clusterenv.policies.base import Policy
 from clusterenv.simulation.masks import InfoMask
 from clusterenv.sync.publisher import Publisher
-from clusterenv.sync.rules import SyncRule
+from clusterenv.sync.rules import SyncRule, check_rule
 from clusterenv.transport.messages import ActRequest
 
 __all__ = ["RemotePolicy"]
@@ -38,24 +38,28 @@ class RemotePolicy:
         When a shard gets newer weights.
     observations
         Layout of the observation space.
-    shards, envs
-        How many there are.
+    roster
+        The shards, and the policy version in use by each.
+    envs
+        Number of environments.
     """
 
     def __init__(
-        self, policy: Policy, rule: SyncRule, observations: Layout, shards: int, envs: int
+        self, policy: Policy, rule: SyncRule, observations: Layout, roster: Roster, envs: int
     ) -> None:
         check_rule(rule, policy)
         self._pickled = dumps_by_value(policy, "the policy")
         self._kind = type(policy)
         self._rule = rule
-        self._publisher = Publisher(policy, rule, observations, shards)
+        self._roster = roster
+        self._publisher = Publisher(policy, rule, observations, roster.versions_in_use)
         self._arrays = observations.arrays
-        self._has: dict[int, int] = {}  # which incarnation of a shard has the policy
         self._divergences: dict[int, float] = {}
         self._info_mask = InfoMask(envs)
         recurrent = type(policy).initial_state is not Policy.initial_state
-        self._state_rows = -(-_PROBE_ROWS // shards) if rule.needs_divergence and recurrent else 0
+        self._state_rows = (
+            -(-_PROBE_ROWS // len(roster)) if rule.needs_divergence and recurrent else 0
+        )
         self._columns: dict[str, Column] = {}
         self.pulls = 0
         self.weight_bytes = 0
@@ -70,16 +74,16 @@ class RemotePolicy:
         if not self._publisher.is_newest(policy):
             self._divergences = dict(self._publisher.publish(policy, {}).divergences)
 
-    def request(self, shard: int, incarnation: int) -> tuple[bytes, list[Array]]:
+    def request(self, shard: int) -> tuple[bytes, list[Array]]:
         """Return blob and body of the message that makes a shard act."""
         publisher = self._publisher
-        new = self._has.get(shard) != incarnation  # starts with the newest version
-        self._has[shard] = incarnation
+        record = self._roster[shard]
+        new = record.version is None  # starts with the newest version
         first = self._pickled if new else None
-        held = 0 if new else publisher.in_use[shard]
+        held = record.version = record.version or 0
         lag = publisher.version - held
         if lag and (new or self._rule.should_pull(lag, self._divergences.get(held))):
-            publisher.in_use[shard] = publisher.version
+            record.version = publisher.version
             buffer = publisher.newest.buffer
             self.pulls += 1
             self.weight_bytes += buffer.nbytes

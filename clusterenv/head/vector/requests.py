@@ -124,10 +124,10 @@ class Requests:
             )
         self._calls.check_ready(call)
         if self._remote is None:
-            about, shards = self._fleet.description, len(self._fleet.handles)
+            about = self._fleet.description
             # Text is kept: it returns with the observations.
             check_spaces(about.observation_space, about.action_space, text="keep")
-            self._remote = RemotePolicy(policy, rule, self._obs, shards, self._num_envs)
+            self._remote = RemotePolicy(policy, rule, self._obs, self._fleet.roster, self._num_envs)
         remote = self._remote
         remote.refresh(policy)
         result = Result(self._obs, self._num_envs)
@@ -135,7 +135,7 @@ class Requests:
             if self._recovery.pending(whole.span):
                 self._reset_due(whole, None, result)
                 continue
-            blob, body = remote.request(whole.shard, self._fleet.handles[whole.shard].incarnation)
+            blob, body = remote.request(whole.shard)
             self._send(ACT, whole, result, blob, body)
         return partial(self._act_result, remote, result)
 

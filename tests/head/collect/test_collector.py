@@ -101,6 +101,23 @@ def test_a_rollout_is_one_fragment_per_shard_of_one_version(client: Client) -> N
     assert (stats.lag_min, stats.lag_max) == (0, 0)
 
 
+def test_shards_are_listed_with_worker_state_and_version(client: Client) -> None:
+    with cartpole(client) as collector:
+        collector.rollout()
+        collector.publish(cartpole_policy(1))
+        collector.rollout()
+        shards = collector.shards
+        assert all(isinstance(shard, clusterenv.ShardInfo) for shard in shards)
+        assert {shard.worker for shard in shards} <= set(client.nthreads())
+        assert [(s.index, s.state, s.incarnation, s.version) for s in shards] == [
+            (0, "running", 0, 1),
+            (1, "running", 0, 1),
+        ]
+        assert [shard.host for shard in shards] == ["127.0.0.1"] * 2
+        assert [shard.envs for shard in shards] == [range(3), range(3, 5)]
+    assert collector.shards == ()
+
+
 def test_the_same_seed_gives_the_same_rows(client: Client) -> None:
     runs = []
     for _ in range(2):
@@ -391,14 +408,14 @@ def test_a_missed_announcement_stops_nothing(
     policy = cartpole_policy()
     with cartpole(client, policy, sync=rule) as collector:
         collector.rollout()
-        send = collector._intake._send
+        send = collector._receiver._send
 
         def lose(handle: Any, kind: MessageKind, blob: bytes, body: Any = ()) -> None:
             if kind != MessageKind.ANNOUNCE or handle.index != 1:
                 send(handle, kind, blob, body)
 
         with monkeypatch.context() as lossy:
-            lossy.setattr(collector._intake, "_send", lose)
+            lossy.setattr(collector._receiver, "_send", lose)
             for seed in range(3):
                 collector.publish(changed(policy, 0.5, seed))
         assert [batch.policy_version for batch in collector.rollout()] == [3, 0]
@@ -476,7 +493,7 @@ def test_shards_go_on_while_weights_are_on_their_way(
 ) -> None:
     policy = cartpole_policy()
     with cartpole(client, policy) as collector:
-        serving = collector._intake._serving
+        serving = collector._receiver._weights
         pull, asked = serving.pull, []
         monkeypatch.setattr(serving, "pull", lambda *args, **options: asked.append((args, options)))
         collector.publish(changed(policy, 0.5))
@@ -754,8 +771,8 @@ def test_close_wakes_those_that_wait(client: Client, how: str) -> None:
     threads = [threading.Thread(target=wait) for _ in range(2)]
     for thread in threads:
         thread.start()
-    intake = collector._intake
-    assert wait_until(lambda: intake.streaming or intake._awaited)  # they have asked for batches
+    roster = collector._fleet.roster  # they have asked for batches
+    assert wait_until(lambda: roster.limit is not None or any(record.owes for record in roster))
     collector.close()
     for thread in threads:
         thread.join(10)

@@ -69,7 +69,12 @@ def take_until(
 
 
 def homes(collector: clusterenv.Collector) -> int:
-    return len({handle.worker for handle in collector._fleet.handles})
+    workers = {shard.worker for shard in collector.shards}
+    return 0 if None in workers else len(workers)
+
+
+def running(collector: clusterenv.Collector) -> int:
+    return sum(shard.state == "running" for shard in collector.shards)
 
 
 def test_shards_spread_again_when_workers_come() -> None:
@@ -96,7 +101,7 @@ def test_workers_that_join_get_shards_and_the_newest_version() -> None:
         col.publish(policy())
         client.cluster.scale(4)
         assert take_until(col, batches, lambda: any(batch.shard == 2 for batch in batches))
-        assert col.shards == 3  # and not 4
+        assert len(col.shards) == 3  # and not 4
         (new,) = {batch.policy_version for batch in batches if batch.shard == 2}
         assert new == 1
         envs = {int(env) for batch in batches for env in batch.flat("env")}
@@ -107,7 +112,7 @@ def test_workers_that_join_get_shards_and_the_newest_version() -> None:
 def test_a_shard_that_is_added_first_acts_with_the_first_version(client: Client) -> None:
     with collecting(client, version=5, sync=clusterenv.Divergence(0.1)) as collector:
         collector.scale(3)
-        assert wait_until(lambda: collector.shards == 3)
+        assert wait_until(lambda: running(collector) == 3)
         assert collector.stats().versions == [5, 5, 5]
         assert collector.publish(policy()) == 6
         collector.rollout()
@@ -128,10 +133,10 @@ def test_scaling_up_and_down_loses_nothing(client: Client, lock_step: bool) -> N
             return condition()
 
         collector.scale(4)
-        assert take(lambda: collector.shards == 4)
+        assert take(lambda: running(collector) == 4)
         assert take(lambda: {batch.shard for batch in batches} == {0, 1, 2, 3})
         collector.scale(1)
-        assert take(lambda: collector.shards == 1)
+        assert take(lambda: len(collector.shards) == 1)
         collector.scale(2)
         assert take(lambda: any(b.shard == 1 and b.incarnation == 1 for b in batches))
         with pytest.raises(errors.ConfigError, match=r"shards must be .*got 0: collector\.scale"):
@@ -151,13 +156,13 @@ def test_fewer_shards_stay_fewer_though_a_worker_is_free() -> None:
     ):
         batches += collector.collect(100)
         collector.scale(1)
-        assert take_until(collector, batches, lambda: collector.shards == 1)
+        assert take_until(collector, batches, lambda: len(collector.shards) == 1)
         looked = time.monotonic() + 1.5
         assert take_until(collector, batches, lambda: time.monotonic() > looked)
-        assert collector.shards == 1
+        assert len(collector.shards) == 1
         client.cluster.scale(3)
         collector.scale(2)
-        assert take_until(collector, batches, lambda: collector.shards == 2)
+        assert take_until(collector, batches, lambda: len(collector.shards) == 2)
     check(batches)
 
 
@@ -166,18 +171,18 @@ def test_a_rollout_is_whole_though_a_shard_is_lost_that_was_to_end() -> None:
         collector = clusterenv.Collector(
             Slow, Cycle(2), num_envs=2, shards=2, horizon=800, cluster=client
         )
-        pid = client.run(os.getpid)[collector._fleet.handles[1].worker]
+        pid = client.run(os.getpid)[collector.shards[1].worker]
         found: list[list[Batch]] = []
         reader = Thread(target=lambda: found.append(collector.rollout()))
         reader.start()
-        intake = collector._intake
-        assert wait_until(lambda: intake._awaited == {0, 1})
+        roster = collector._fleet.roster
+        assert wait_until(lambda: all(record.owes for record in roster))
         collector.scale(1)
-        assert wait_until(lambda: intake._ending == {1})
+        assert wait_until(lambda: collector.shards[1].state == "draining")
         os.kill(pid, signal.SIGKILL)
         reader.join(60)
         assert [(batch.shard, batch.incarnation) for batch in found[0]] == [(0, 0), (1, 1)]
-        assert wait_until(lambda: collector.shards == 1)
+        assert wait_until(lambda: len(collector.shards) == 1)
         assert [batch.shard for batch in collector.rollout()] == [0]
         collector.close()
 
@@ -190,13 +195,15 @@ def test_more_shards_that_are_wanted_while_one_still_ends() -> None:
         collecting(client) as collector,
     ):
         batches += collector.collect(100)
-        collector.scale(1)
-        assert wait_until(lambda: collector._fleet.handles[-1].draining)
-        collector.scale(2)
+        with collector._fleet.roster.lock:  # it cannot have ended when two are wanted again
+            collector.scale(1)
+            collector._receiver._drain(collector._fleet.roster[1])
+            assert collector.shards[1].state == "draining"
+            collector.scale(2)
         assert take_until(
             collector, batches, lambda: any(b.shard == 1 and b.incarnation == 1 for b in batches)
         )
-        assert collector.shards == 2
+        assert len(collector.shards) == 2
     check(batches)
 
 
@@ -205,13 +212,12 @@ def test_fewer_shards_that_are_wanted_while_one_is_placed_again() -> None:
     batches: list[Batch] = []
     with clusterenv.connect("local", n_workers=3) as client, collecting(client) as collector:
         batches += collector.collect(100)
-        handle = collector._fleet.handles[1]
-        os.kill(client.run(os.getpid)[handle.worker], signal.SIGKILL)
-        assert take_until(collector, batches, lambda: handle.lost)
+        os.kill(client.run(os.getpid)[collector.shards[1].worker], signal.SIGKILL)
+        assert take_until(collector, batches, lambda: collector.shards[1].state != "running")
         collector.scale(1)
-        assert take_until(collector, batches, lambda: collector.shards == 1)
+        assert take_until(collector, batches, lambda: len(collector.shards) == 1)
         collector.scale(2)
-        assert take_until(collector, batches, lambda: collector.shards == 2)
+        assert take_until(collector, batches, lambda: len(collector.shards) == 2)
         assert take_until(collector, batches, lambda: batches[-1].shard == 1)
     assert batches[-1].incarnation > 1
     check(batches)
@@ -220,15 +226,14 @@ def test_fewer_shards_that_are_wanted_while_one_is_placed_again() -> None:
 def test_a_rollout_is_whole_though_a_shard_that_moves_is_to_end(client: Client) -> None:
     with collecting(client) as collector:
         collector.rollout()
-        intake = collector._intake
-        with intake.roster:  # an order of three threads that its lock allows
-            intake._drain(collector._fleet.handles[1])  # it is to move
-            asked = intake.ask_all()  # rollout() begins
-            intake.supervisor._most = intake.supervisor._wanted = 1  # and scale(1) comes
-            intake._drain(collector._fleet.handles[1])
-        found = [intake.take() for _ in range(asked)]
+        receiver, roster = collector._receiver, collector._fleet.roster
+        with roster.lock:  # an order of three threads that it allows
+            receiver._drain(roster[1])  # it is to move
+            asked = receiver.request_fragments()  # rollout() begins
+            collector.scale(1)
+        found = [receiver.take() for _ in range(asked)]
         assert sorted(batch.shard for batch in found) == [0, 1]
-        assert wait_until(lambda: collector.shards == 1)
+        assert wait_until(lambda: len(collector.shards) == 1)
 
 
 def test_a_shard_moves_before_the_lifetime_of_its_worker_ends() -> None:

@@ -22,6 +22,7 @@ from distributed import Client
 import clusterenv
 from clusterenv import Batch, Restarts, errors
 from clusterenv.head.fleet.placement import Share
+from clusterenv.head.fleet.roster import ShardRecord
 from clusterenv.transport.messages import MessageKind
 
 
@@ -53,9 +54,9 @@ def test_killed_workers_come_back_and_rows_stay_contiguous(fragile: Client) -> N
         batches += collector.collect(500)
         for shard in (0, 1, 0):
             # Two shards may be on one worker by now, and both be lost with it.
-            assert wait_until(lambda: all(handle.running for handle in collector._fleet.handles))
+            assert wait_until(lambda: all(s.state == "running" for s in collector.shards))
             before = sum(collector.stats().incarnations)
-            worker = collector._fleet.handles[shard].worker
+            worker = collector.shards[shard].worker
             os.kill(fragile.run(os.getpid, workers=[worker])[worker], signal.SIGKILL)
             assert restarted(collector, batches, before + 1)
             assert wait_until(lambda: len(fragile.nthreads()) == 2)
@@ -69,7 +70,7 @@ def test_killed_workers_come_back_and_rows_stay_contiguous(fragile: Client) -> N
 def test_a_worker_that_left_is_not_waited_for(client: Client, leaves_nothing: None) -> None:
     with collecting(client) as collector:
         fleet = collector._fleet
-        handle = fleet._submit(2, Share(4, 2), "tls://127.0.0.1:1", incarnation=0)
+        handle = fleet._submit(ShardRecord(2, Share(4, 2)), "tls://127.0.0.1:1")
         with pytest.raises(errors.WorkerLost, match="left before it took shard 2"):
             fleet._await_taken(handle, timeout=60)
         handle.future.cancel()

@@ -98,14 +98,14 @@ def test_steps_are_progress_and_silence_is_not() -> None:
 
 
 def test_the_error_that_ends_a_run_is_of_the_last_ones_kind_and_says_why() -> None:
-    losses = RestartHistory(Restarts(1))
-    assert losses.note(3, WorkerLost("gone")) is not None
-    assert losses.note(3, EnvGivenUp("broken")) is None
-    verdict = losses.verdict(3)
+    history = RestartHistory(Restarts(1))
+    assert history.note(3, WorkerLost("gone"), now=0) is not None
+    assert history.note(3, EnvGivenUp("broken"), now=1) is None
+    verdict = history.verdict(3)
     assert type(verdict) is EnvGivenUp
-    assert "shard 3 was lost 2 times, and the last time for good" in str(verdict)
-    losses = RestartHistory(Restarts(1))
-    for _ in range(2):
-        last = losses.note(0, WorkerLost("gone"))
+    assert "shard 3 was lost 2 times, and the last error is final" in str(verdict)
+    history = RestartHistory(Restarts(1))
+    for now in range(2):
+        last = history.note(0, WorkerLost("gone"), now)
     assert last is None
-    assert "Restarts(count=1" in str(losses.verdict(0))
+    assert "Restarts(count=1" in str(history.verdict(0))
