@@ -83,6 +83,7 @@ def test_an_unknown_id_starts_no_cluster_and_suggests_a_name() -> None:
         ({"num_envs": 4, "cluster": "slurm"}, "cluster='slurm', shards=4"),
     ],
 )
+@pytest.mark.usefixtures("client")  # its fork server stays, and is not of this call
 def test_bad_arguments_are_named_with_the_right_call(
     arguments: dict[str, Any], message: str
 ) -> None:
