@@ -189,7 +189,7 @@ class Restarter:
             if error is not None:
                 wait = self._history.note(shard, error, self._clock())
                 if wait is None:
-                    raise self._history.verdict(shard) from error
+                    raise self._history.verdict(shard)
                 logger.warning("%s Restarting it%s.", error, f" in {wait:g} s" if wait else "")
                 if self._pause(wait):
                     raise ClosedError(f"closed while shard {shard} waited for a restart")

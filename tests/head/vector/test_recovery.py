@@ -234,6 +234,29 @@ def test_too_many_losses_end_it_with_all_that_was_seen(fragile: Client) -> None:
     assert envs.closed
 
 
+def test_close_interrupts_the_wait_before_a_restart(fragile: Client) -> None:
+    rule = Restarts(5, backoff=3600, backoff_max=3600)
+    envs = clusterenv.make_vec(Steps, 2, shards=2, cluster=fragile, restarts=rule)
+    envs.reset(seed=1)
+    kill(envs, 0)
+    envs.step([2, 2])
+    kill(envs, 0)
+    caught: list[BaseException] = []
+
+    def step() -> None:
+        try:
+            envs.step([2, 2])
+        except errors.ClosedError as error:
+            caught.append(error)
+
+    stepping = threading.Thread(target=step)
+    stepping.start()
+    assert wait_until(lambda: envs._fleet.roster[0].state == "lost", 30)
+    envs.close()
+    stepping.join(30)
+    assert len(caught) == 1
+
+
 LARGE = 12 << 20  # bytes, many times what a socket takes at once
 
 
