@@ -85,7 +85,9 @@ def test_a_dashboard_address_is_used() -> None:
 
 
 def test_a_cluster_of_the_user_is_never_closed(tmp_path: Path) -> None:
-    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster:
+    with LocalCluster(
+        n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0"
+    ) as cluster:
         file = tmp_path / "scheduler.json"
         file.write_text(json.dumps(cluster.scheduler.identity()))
         for way in (cluster, cluster.scheduler_address, str(file), file):
@@ -223,7 +225,7 @@ def test_steps_travel_under_tls_unless_they_stay_on_the_machine(local: bool, kin
 
 
 def test_workers_that_are_threads_of_the_head_serve_too() -> None:
-    with LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster:
+    with LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0") as cluster:
         envs = clusterenv.make_vec("CartPole-v1", 2, cluster=cluster)
         assert envs.reset(seed=1)[0].shape == (2, 4)
         envs.close()

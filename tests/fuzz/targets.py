@@ -184,14 +184,9 @@ TARGETS = (
 LEFT_OUT = {
     "ClusterEnv",  # made by make_vec
     "ClusterEnv.close_extras",  # called by close
-    *("Batch", "Stats", "Rollout", "RolloutStats", "ReplayStats", "Snapshot"),  # returned
-    *(
-        "Policy",
-        "Context",
-        "Decision",
-        "Fragment",
-        "Sampler",
-        "Draw",
-    ),  # for subclasses, or given to them
+    # Returned by other calls:
+    *("Batch", "Stats", "Rollout", "RolloutStats", "ReplayStats", "ShardInfo", "Snapshot"),
+    # For subclasses, or given to them:
+    *("Policy", "Context", "Decision", "Fragment", "Sampler", "Draw"),
 }
 """Public classes and methods that are not called here."""

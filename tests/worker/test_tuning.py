@@ -112,7 +112,7 @@ def use(client: Client, tune: bool | str) -> tuple[int, int, bool]:
 
 def test_workers_that_others_may_share_are_left_as_they_are() -> None:
     with (
-        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
         assert use(client, "auto") == (2, 2, False)

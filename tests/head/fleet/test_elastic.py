@@ -244,7 +244,7 @@ def test_a_shard_moves_before_the_lifetime_of_its_worker_ends() -> None:
         LocalCluster(
             n_workers=1,
             threads_per_worker=1,
-            dashboard_address=None,
+            dashboard_address="127.0.0.1:0",
             lifetime="25s",
             silence_logs=50,
         ) as cluster,

@@ -103,7 +103,7 @@ def test_a_factory_that_cannot_be_pickled_is_refused_at_the_head() -> None:
 
 def test_no_workers_within_the_timeout_says_what_was_waited_for() -> None:
     with (
-        LocalCluster(n_workers=0, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0") as cluster,
         dask.config.set({"clusterenv.timeout.workers": "0.5s"}),
     ):
         with pytest.raises(errors.NoWorkers, match=r"waited 0.5 s for 2 workers at tcp.*0 came"):
@@ -402,7 +402,7 @@ def test_a_wrong_timeout_closes_nothing(envs: clusterenv.ClusterEnv) -> None:
 
 def test_a_value_that_cannot_be_pickled_is_sent_to_no_shard(envs: clusterenv.ClusterEnv) -> None:
     envs.set_attr("colour", 5)
-    with pytest.raises(errors.ConfigError, match=r"another process: .*pickle"):
+    with pytest.raises(errors.ConfigError, match=r"sent to a worker: .*pickle"):
         envs.set_attr("colour", [7, 7, 7, threading.Lock()])
     assert envs.get_attr("colour") == (5, 5, 5, 5)
 
