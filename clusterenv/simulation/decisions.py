@@ -11,7 +11,7 @@ from torch import Tensor
 
 from clusterenv.data.fragment import Fragment
 from clusterenv.data.spaces import Column
-from clusterenv.policies.base import Policy
+from clusterenv.policies.policy import Policy
 from clusterenv.simulation.policy_faults import Location, PolicyFault, as_array
 
 __all__ = [

@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode
 from clusterenv.data.fragment import Fragment
 from clusterenv.data.spaces import Layout
 from clusterenv.errors import ConfigError
-from clusterenv.policies.base import Policy
+from clusterenv.policies.policy import Policy
 from clusterenv.simulation.decisions import annotate
 from clusterenv.simulation.engines.base import Engine, Slot
 from clusterenv.simulation.engines.gymnasium import GymnasiumEngine

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from clusterenv.data.spaces import Column, Layout
-from clusterenv.policies.base import Context, Decision, Policy
+from clusterenv.policies.policy import Context, Decision, Policy
 from clusterenv.simulation.actions import ActionCheck
 from clusterenv.simulation.decisions import (
     RESERVED_COLUMNS,

@@ -18,7 +18,7 @@ from worlds import Masked, World
 
 from clusterenv.errors import ConfigError
 from clusterenv.policies import Categorical, Random
-from clusterenv.policies.base import Decision, Policy
+from clusterenv.policies.policy import Decision, Policy
 from clusterenv.simulation.actions import ActionCheck
 from clusterenv.simulation.engines import build
 from clusterenv.simulation.engines.base import EnvRaised, Recipe

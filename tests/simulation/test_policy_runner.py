@@ -18,7 +18,7 @@ from clusterenv.data.buffer_pool import BufferPool
 from clusterenv.data.pickling import dumps, loads
 from clusterenv.data.spaces import Column, Layout
 from clusterenv.policies import Categorical
-from clusterenv.policies.base import Context, Decision, Policy
+from clusterenv.policies.policy import Context, Decision, Policy
 from clusterenv.simulation.engines import build
 from clusterenv.simulation.engines.base import EnvDescription, Recipe, Slot
 from clusterenv.simulation.loop import EnvLoop
