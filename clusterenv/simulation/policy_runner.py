@@ -63,6 +63,8 @@ class PolicyRunner:
         self.masks_in_obs = ("action_mask",) in [leaf.path for leaf in self._layout.leaves]
         """Whether observations hold the action masks."""
         self._action_check = ActionCheck(description.action_space, len(envs))
+        self.checks_actions = self._action_check.is_complete
+        """Whether every action that :meth:`act` returns is in the action space."""
         self._extras_check = ExtrasCheck(len(envs), reserved)
         self._env_tensor = torch.from_numpy(envs.astype(np.int64))
         with self.rng:
@@ -73,11 +75,6 @@ class PolicyRunner:
     def steps(self) -> int:
         """How often the policy has acted."""
         return self.location.steps
-
-    @property
-    def checks_actions(self) -> bool:
-        """Whether every action that :meth:`act` returns is in the action space."""
-        return self._action_check.is_complete
 
     @property
     def acting(self) -> Acting:
