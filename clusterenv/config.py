@@ -28,10 +28,7 @@ def get(key: str) -> Any:
 def seconds(key: str, override: float | str | None = None) -> float:
     """Return ``override``, or else the setting ``clusterenv.<key>``, in seconds.
 
-    Raises
-    ------
-    ConfigError
-        If it is no time, or longer than the system can wait.
+    Raise ``ConfigError`` if it is no time, or longer than the system can wait.
     """
     given = get(key) if override is None else override
     name = f"clusterenv.{key}" if override is None else "timeout"
@@ -39,13 +36,7 @@ def seconds(key: str, override: float | str | None = None) -> float:
 
 
 def nbytes(key: str) -> int:
-    """Return the setting ``clusterenv.<key>`` in bytes.
-
-    Raises
-    ------
-    ConfigError
-        If it is not a size.
-    """
+    """Return the setting ``clusterenv.<key>`` in bytes, or raise ``ConfigError``."""
     return int(_parsed(f"clusterenv.{key}", get(key), parse_bytes, 2**62, "no size: '64 KiB'"))
 
 

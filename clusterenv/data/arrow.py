@@ -92,12 +92,9 @@ def to_utf8(column: Column) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8
 
 
 def from_utf8(offsets: npt.NDArray[np.int32], utf8: npt.NDArray[np.uint8]) -> Column:
-    """Undo :func:`to_utf8`.
+    """Undo :func:`to_utf8`; raise ``ValueError`` for invalid offsets or bytes.
 
-    Raises
-    ------
-    ValueError
-        If the offsets or the bytes are invalid; no memory outside of them is read.
+    No memory outside of them is read.
     """
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(utf8)]
     array = pa.Array.from_buffers(pa.string(), len(offsets) - 1, buffers)

@@ -42,16 +42,8 @@ def check_whole(
 ) -> int:
     """Return an integer, or raise ``ConfigError``.
 
-    Parameters
-    ----------
-    name
-        Name of the argument.
-    right
-        A call that is right, for the error.
-    least, most
-        Bounds, both included; by default what fits into 64 bits.
-    why
-        Reason for the bounds.
+    Both bounds are included. The error shows ``right``, a call that is right, and ``why`` there
+    are bounds.
 
     Examples
     --------
@@ -76,14 +68,7 @@ def check_number(
     least: float = -math.inf,
     most: float = math.inf,
 ) -> float:
-    """Return a number, or raise ``ConfigError``.
-
-    Parameters
-    ----------
-    name, right
-        As for :func:`check_whole`.
-    above, least, most
-        Bounds; ``above`` is not included.
+    """Return a number, or raise ``ConfigError``; of the bounds, only ``above`` is not included.
 
     Examples
     --------

@@ -13,13 +13,13 @@ from clusterenv.data.fragment import Fragment
 from clusterenv.data.spaces import Array, Column, Layout
 from clusterenv.errors import ConnectionClosed
 
-__all__ = ["ColumnSpec", "Parts", "decode", "encode", "largest_fragment", "nbytes_of"]
+__all__ = ["ArraySpec", "Parts", "decode", "encode", "largest_fragment", "nbytes_of"]
 
 _UTF8 = "utf8"
 _OWN_BYTES = 128  # of a row, besides observation, action and the policy's columns
 
 
-class ColumnSpec(NamedTuple):
+class ArraySpec(NamedTuple):
     """One array of a fragment; a text column is two arrays: its offsets and its bytes."""
 
     name: str
@@ -33,21 +33,17 @@ class ColumnSpec(NamedTuple):
 class Parts(NamedTuple):
     """Description of the arrays of a fragment."""
 
-    columns: list[ColumnSpec]
-    tail: list[ColumnSpec]
+    columns: list[ArraySpec]
+    tail: list[ArraySpec]
     """The first array holds ``tail_rows``."""
-    state: list[ColumnSpec]
+    state: list[ArraySpec]
 
 
 def encode(fragment: Fragment) -> tuple[Parts, list[Array]]:
     """Return the description of a fragment's arrays, and the arrays in the order of the body."""
     columns, tail, state = (
         [array for name, column in part.items() for array in _arrays(name, column)]
-        for part in (
-            fragment.columns,
-            {"": fragment.tail_rows, **fragment.tail},
-            fragment.state,
-        )
+        for part in (fragment.columns, {"": fragment.tail_rows, **fragment.tail}, fragment.state)
     )
     # Values that are equal in every time row, or in all rows, are sent once.
     period = {"env": fragment.num_envs}
@@ -63,7 +59,7 @@ def encode(fragment: Fragment) -> tuple[Parts, list[Array]]:
     return parts, [np.ascontiguousarray(arrays[k][: specs[k].rows]) for k in _order(specs)]
 
 
-def _arrays(name: str, column: Column) -> list[tuple[ColumnSpec, Column]]:
+def _arrays(name: str, column: Column) -> list[tuple[ArraySpec, Column]]:
     """Return the arrays that a column is sent as."""
     if column.dtype != object:
         return [(_spec(name, column), column)]
@@ -72,13 +68,7 @@ def _arrays(name: str, column: Column) -> list[tuple[ColumnSpec, Column]]:
 
 
 def nbytes_of(parts: Parts) -> int:
-    """Return the bytes of the body that holds these arrays.
-
-    Raises
-    ------
-    ConnectionClosed
-        If the description is invalid.
-    """
+    """Return the bytes of the body, or raise ``ConnectionClosed`` for an invalid description."""
     total = 0
     for spec in _all(parts):
         rows, shape = spec.rows, spec.shape
@@ -89,16 +79,9 @@ def nbytes_of(parts: Parts) -> int:
 
 
 def largest_fragment(rows: int, obs: Layout, action: Layout, extras: int) -> int:
-    """Return the most bytes that a fragment may have.
+    """Return the most bytes that a fragment of ``rows`` may have.
 
-    Parameters
-    ----------
-    rows
-        Number of rows of the fragment.
-    obs, action
-        Layouts of the spaces.
-    extras
-        Bytes per row for the policy's columns, recurrent state and text.
+    ``extras`` are bytes per row for the policy's columns, recurrent state and text.
     """
     # Every row may be a tail row, with a next observation of its own.
     own = 2 * obs.nbytes + action.nbytes + _OWN_BYTES
@@ -123,7 +106,7 @@ def decode(body: Column, parts: Parts) -> list[dict[str, Column]]:
     return [_columns(next(named) for _ in part) for part in parts]
 
 
-def _columns(named: Iterable[tuple[ColumnSpec, Column]]) -> dict[str, Column]:
+def _columns(named: Iterable[tuple[ArraySpec, Column]]) -> dict[str, Column]:
     columns: dict[str, Column] = {}
     for spec, array in named:
         text = spec.dtype == _UTF8
@@ -131,18 +114,18 @@ def _columns(named: Iterable[tuple[ColumnSpec, Column]]) -> dict[str, Column]:
     return columns
 
 
-def _all(parts: Parts) -> list[ColumnSpec]:
-    return [ColumnSpec(*spec) for part in parts for spec in part]
+def _all(parts: Parts) -> list[ArraySpec]:
+    return [ArraySpec(*spec) for part in parts for spec in part]
 
 
-def _order(specs: Sequence[ColumnSpec]) -> list[int]:
+def _order(specs: Sequence[ArraySpec]) -> list[int]:
     """Put wide items first, so that every array is aligned in the body."""
     return sorted(range(len(specs)), key=lambda k: -_dtype(specs[k]).itemsize)
 
 
-def _dtype(spec: ColumnSpec) -> np.dtype[Any]:
+def _dtype(spec: ArraySpec) -> np.dtype[Any]:
     return np.dtype(np.uint8 if spec.dtype == _UTF8 else spec.dtype)
 
 
-def _spec(name: str, array: Column) -> ColumnSpec:
-    return ColumnSpec(name, array.dtype.str, array.shape, len(array))
+def _spec(name: str, array: Column) -> ArraySpec:
+    return ArraySpec(name, array.dtype.str, array.shape, len(array))

@@ -63,18 +63,9 @@ def _column(key: str, at: list[int], values: list[Any]) -> Any:
 
 
 def merge(into: dict[str, Any], packed: Packed, rows: _Rows, n: int) -> None:
-    """Add packed infos to a vector info.
+    """Add the packed infos of one shard to a vector info of ``n`` environments, in place.
 
-    Parameters
-    ----------
-    into
-        The vector info, changed in place.
-    packed
-        Infos of one shard.
-    rows
-        Row in the result of each of the shard's environments.
-    n
-        Number of environments in the result.
+    ``rows`` are the rows in the result of the shard's environments.
     """
     for key, (at, values) in packed.items():
         positions = rows[at]

@@ -18,15 +18,7 @@ ObservationMode: TypeAlias = str | tuple[Space[Any], Space[Any]]
 
 
 def check_observation_mode(mode: Any) -> None:
-    """Raise unless ``mode`` is an observation mode.
-
-    Raises
-    ------
-    ArgumentTypeError
-        If it is a tuple that does not hold two spaces.
-    ConfigError
-        If it is neither a tuple nor a known name.
-    """
+    """Raise ``ConfigError`` unless ``mode`` is an observation mode."""
     if isinstance(mode, tuple) and len(mode) == 2:
         if not all(isinstance(space, Space) for space in mode):
             raise ArgumentTypeError(
@@ -46,21 +38,9 @@ def check_same_spaces(
     observation_spaces: Sequence[Space[Any]],
     action_spaces: Sequence[Space[Any]],
 ) -> None:
-    """Raise unless the spaces of environments, or of shards, can be batched.
+    """Raise ``SpaceMismatch`` unless the spaces of environments, or of shards, can be batched.
 
-    Parameters
-    ----------
-    mode
-        The observation mode.
-    names
-        Names of the environments or shards.
-    observation_spaces, action_spaces
-        One space per name.
-
-    Raises
-    ------
-    SpaceMismatch
-        Names the first space that does not fit.
+    There is one space of each kind per name; the error names the first that does not fit.
 
     Examples
     --------

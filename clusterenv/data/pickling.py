@@ -25,17 +25,7 @@ def dumps(value: Any) -> bytes:
 def dumps_by_value(value: Any, what: str | None = None) -> bytes:
     """Pickle a value of the user's, with the functions and classes of ``__main__`` by value.
 
-    Parameters
-    ----------
-    value
-        To be sent to a worker.
-    what
-        Its name in the error; by default its ``repr``.
-
-    Raises
-    ------
-    ConfigError
-        If it cannot be pickled.
+    If that fails, raise ``ConfigError``, which calls the value ``what`` or shows its ``repr``.
     """
     try:
         return cloudpickle.dumps(value, protocol=5)  # type: ignore[no-any-return]

@@ -1,9 +1,10 @@
-"""Protects objects and locks from forks, and ends processes with their parent."""
+"""Process ids, protection of objects and locks from forks, and a signal when the parent ends."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import secrets
 import sys
 import threading
 import weakref
@@ -11,27 +12,34 @@ from typing import Any
 
 from clusterenv.errors import WrongProcess
 
-__all__ = ["OWN_WORKER", "ProcessGuard", "hold_at_fork", "signal_on_parent_death"]
+__all__ = [
+    "OWN_WORKER",
+    "ProcessGuard",
+    "hold_at_fork",
+    "signal_on_parent_death",
+    "this_process",
+]
 
 OWN_WORKER = "CLUSTERENV_WORKER"
 """Environment variable that marks worker processes of clusters that ClusterEnv started."""
 
-
+_random = secrets.randbits(63)
 _generation = 0  # number of forks since the first process: faster to read than os.getpid()
+_forking = threading.Lock()
+_locks: weakref.WeakSet[Any] = weakref.WeakSet()
+_held: list[Any] = []
+
+
+def this_process() -> tuple[int, int]:
+    """Return a unique id of this process; process ids repeat in containers."""
+    return _random, os.getpid()
 
 
 class ProcessGuard:
     """Raises when an object is used in a fork of the process that created it.
 
     A fork inherits its parent's sockets and open files. If both processes used them, each would
-    read data that is meant for the other.
-
-    Parameters
-    ----------
-    what
-        Name of the object, for the error.
-    shared
-        What both processes would share, for the error.
+    read data that is meant for the other. The error names the object and what would be shared.
 
     Examples
     --------
@@ -63,11 +71,6 @@ class ProcessGuard:
             )
 
 
-_forking = threading.Lock()
-_locks: weakref.WeakSet[Any] = weakref.WeakSet()
-_held: list[Any] = []
-
-
 def hold_at_fork(lock: Any) -> None:
     """Hold an ``RLock`` during every fork: the child gets consistent data and a free lock."""
     with _forking:
@@ -96,13 +99,11 @@ def _begin_fork() -> None:
 os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_begin_fork)
 
 
-_PR_SET_PDEATHSIG = 1
-
-
 def signal_on_parent_death(number: int) -> None:
     """Have the kernel send a signal to this process when its parent ends; only on Linux.
 
     More precisely, when the thread of the parent that started this process ends.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(number))

@@ -106,15 +106,9 @@ class Layout:
     def columns(self, batch: Any, n: int, what: str = "actions") -> list[Column]:
         """Split a batch of ``n`` values into contiguous columns.
 
-        The dtype of the batch is kept, as by Gymnasium's own vector environments.
-
-        Raises
-        ------
-        ValueError
-            If the number or the shape does not fit. The message names the leaf, what was expected
-            and what was passed.
-        TypeError
-            If it is no batch, or the kind of dtype does not fit.
+        The dtype of the batch is kept, as by Gymnasium's own vector environments. Raise
+        ``ValueError`` if the number or the shape does not fit, and ``TypeError`` if it is no
+        batch, or the kind of dtype does not fit.
         """
         columns = [batch] if self._is_array else list(_flatten(self.space, batch, what))
         return [

@@ -11,7 +11,7 @@ from clusterenv.policies.adapters import (
     PaperAgent,
     Random,
 )
-from clusterenv.policies.base import Context, Decision, Policy
+from clusterenv.policies.policy import Context, Decision, Policy
 
 __all__ = [
     "Categorical",

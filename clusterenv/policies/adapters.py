@@ -18,7 +18,7 @@ from torch.distributions import Distribution, Independent, Normal
 from clusterenv.data.checks import check_instance, check_number, check_whole, items_of
 from clusterenv.data.spaces import Layout
 from clusterenv.errors import ConfigError, shown
-from clusterenv.policies.base import Context, Decision, Policy, masked
+from clusterenv.policies.policy import Context, Decision, Policy, masked
 
 __all__ = ["Categorical", "CleanRL", "EpsilonGreedy", "Gaussian", "PaperAgent", "Random"]
 

@@ -1,22 +1,26 @@
-"""Checks what a policy returns besides actions: extras, recurrent state and annotations."""
+"""Checks what a policy returns: actions, extras, recurrent state and annotations."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
+from gymnasium import spaces
 from torch import Tensor
 
 from clusterenv.data.fragment import Fragment
-from clusterenv.data.spaces import Column
-from clusterenv.policies.base import Policy
-from clusterenv.simulation.policy_faults import Location, PolicyFault, as_array
+from clusterenv.data.spaces import Column, Layout
+from clusterenv.policies.policy import Policy
 
 __all__ = [
     "RESERVED_COLUMNS",
+    "ActionCheck",
     "ExtrasCheck",
+    "Location",
+    "PolicyFault",
     "annotate",
     "check_log_prob",
     "check_state",
@@ -33,16 +37,156 @@ _RESERVED_PREFIXES = ("obs.", "next_obs.", "state.")
 Kind = tuple[Any, tuple[int, ...]]
 """Dtype and shape."""
 
+_UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
+
+
+class PolicyFault(Exception):
+    """A policy raised, or returned something unusable; the message says what and where."""
+
+
+class Location:
+    """Environments (by global index) and step that a policy acts at, for error messages.
+
+    Examples
+    --------
+    >>> location = Location(range(8, 12))
+    >>> location.steps = 5
+    >>> str(location), location.env(3)
+    ('environments 8–11 at step 5 of the shard', 'environment 11 at step 5 of the shard')
+    """
+
+    def __init__(self, envs: Sequence[int]) -> None:
+        self._envs = envs
+        self.steps = 0
+        """Steps that the shard has made."""
+        self.episode_step: Callable[[int], int] | None = None
+        """Returns an environment's step within its episode, given its row, if that is known."""
+
+    def __str__(self) -> str:
+        return f"environments {self._envs[0]}–{self._envs[-1]} at step {self.steps} of the shard"
+
+    def env(self, row: int) -> str:
+        """Name one environment and its step."""
+        step = f"{self.steps} of the shard"
+        if self.episode_step is not None:
+            step = f"{self.episode_step(row)} of its episode"
+        return f"environment {self._envs[row]} at step {step}"
+
+
+def _as_array(tensor: Tensor, name: str, location: Location) -> Column:
+    """Return the policy's tensor called ``name`` as an array, or raise ``PolicyFault``."""
+    try:
+        array: Column = tensor.numpy()
+    except (TypeError, RuntimeError) as error:  # bfloat16, other devices, sparse tensors
+        raise PolicyFault(
+            f"the policy's {name!r} on {location} is {tensor.dtype} on {tensor.device}, which "
+            f"NumPy cannot represent ({error}); return it as .float().cpu(), or .long().cpu()"
+        ) from error
+    return array
+
+
+class ActionCheck:
+    """Converts a policy's actions for the engine, or raises :class:`PolicyFault`."""
+
+    def __init__(self, space: spaces.Space[Any], n: int) -> None:
+        self._space = space
+        (leaf,) = Layout(space).leaves
+        self._dtype = leaf.dtype
+        self._shape = (n, *leaf.shape)
+        self._takes = "biuf" if self._dtype.kind == "f" else "biu"  # kinds of dtype
+        self._start: Any = 0
+        self._low: Any = None
+        self._high: Any = None
+        self._choices = 0
+        self._parts: list[int] = []  # entries of a mask that belong to each number of an action
+        if isinstance(space, spaces.Discrete):
+            self._start, self._choices = int(space.start), int(space.n)
+            self._low, self._high = self._start, self._start + self._choices - 1
+            self._parts = [self._choices]
+        elif isinstance(space, spaces.Box):
+            self._low, self._high = space.low, space.high
+        elif isinstance(space, spaces.MultiDiscrete):
+            self._start = space.start
+            self._low, self._high = space.start, space.start + space.nvec - 1
+            self._parts = space.nvec.reshape(-1).tolist()
+        elif isinstance(space, spaces.MultiBinary):
+            self._low, self._high = 0, 1
+        self.is_complete = self._low is not None
+        """Whether every action that passes is in the space."""
+
+    def check_mask(self, mask: Tensor, location: Location) -> None:
+        """Raise unless a mask fits the space and allows every environment at least one action.
+
+        It is ``[envs, choices]``; for ``MultiDiscrete`` the choices of one number after the other.
+        """
+        if not self._parts or mask.shape[1:] != (sum(self._parts),):
+            fits = f"{sum(self._parts)} entries" if self._parts else "no mask"
+            raise PolicyFault(
+                f"the action mask has shape {tuple(mask.shape[1:])} for each environment; "
+                f"{self._space} needs {fits}"
+            )
+        for part in torch.split(mask, self._parts, dim=1):
+            some = part.any(1)
+            if not some.all():
+                row = int(some.to(torch.uint8).argmin())
+                raise PolicyFault(f"the action mask allows no action to {location.env(row)}")
+
+    def __call__(self, action: Any, mask: Tensor | None, location: Location) -> Column:
+        """Return the actions as an array."""
+        if not isinstance(action, Tensor):
+            raise PolicyFault(
+                "act() must return a tensor of actions, got a "
+                f"{type(action).__name__} on {location}"
+            )
+        array = _as_array(action, "action", location)
+        if array.shape != self._shape:
+            raise PolicyFault(
+                f"the policy's actions on {location} have shape {array.shape}, expected "
+                f"{self._shape}: one of {self._space} for each environment"
+            )
+        if array.dtype.kind not in self._takes:
+            needs = "real numbers" if self._dtype.kind == "f" else "integers"
+            raise PolicyFault(
+                f"the policy's actions on {location} are of dtype {array.dtype}, "
+                f"but {self._space} needs {needs}"
+            )
+        if self._dtype.kind == "f" and array.dtype != self._dtype:
+            array = array.astype(self._dtype)
+        if self.is_complete and not self._within(array):
+            right = (array >= self._low) & (array <= self._high)
+            row = int(np.argwhere(~right)[0][0])
+            raise PolicyFault(
+                f"the policy chose {array[row]} for {location.env(row)}, outside {self._space}"
+            )
+        if array.dtype != self._dtype:  # after the check: casting may wrap a large integer
+            array = array.astype(self._dtype)
+        if mask is not None:
+            firsts = np.cumsum([0, *self._parts[:-1]])
+            chosen = (array - self._start).reshape(len(array), -1) + firsts
+            allowed = mask.gather(1, torch.from_numpy(chosen.astype(np.int64))).all(1).numpy()
+            if not allowed.all():
+                row = int(np.flatnonzero(~allowed)[0])
+                raise PolicyFault(
+                    f"the policy chose action {array[row]} for {location.env(row)}, which its mask "
+                    "forbids"
+                )
+        return array
+
+    def _within(self, array: Column) -> bool:
+        size = array.dtype.itemsize
+        if self._choices and size >= self._dtype.itemsize:
+            # As unsigned numbers, those below the start are far above the end.
+            shifted = array - self._start if self._start else array
+            unsigned = shifted.view(_UNSIGNED[size])
+            return bool(unsigned.item(unsigned.argmax()) < self._choices)  # faster than max()
+        return bool(((array >= self._low) & (array <= self._high)).all())  # NaN is outside
+
 
 class ExtrasCheck:
-    """Converts a policy's extras to columns, which must be the same at every step.
+    """Converts a policy's extras to columns, or raises :class:`PolicyFault`.
 
-    Parameters
-    ----------
-    n
-        Number of environments.
-    reserved
-        Names that extras cannot have.
+    Each must have a row for each of ``n`` environments, a name that is not reserved, and the same
+    dtype and shape at every step.
     """
 
     def __init__(self, n: int, reserved: Collection[str]) -> None:
@@ -51,14 +195,7 @@ class ExtrasCheck:
         self._kinds: dict[str, Kind] | None = None
 
     def __call__(self, extras: Mapping[str, Tensor], location: Location) -> dict[str, Column]:
-        """Return the columns.
-
-        Raises
-        ------
-        PolicyFault
-            If one is not a tensor with a row for each environment, has a reserved name, or
-            differs in dtype or shape from the first step.
-        """
+        """Return the extras as columns."""
         if type(extras) is not dict and not isinstance(extras, Mapping):
             raise PolicyFault(
                 f"the policy's extras on {location} are a {type(extras).__name__}; expected "
@@ -73,7 +210,7 @@ class ExtrasCheck:
                     f"the policy's {name!r} on {location} is a {type(tensor).__name__}; expected "
                     f"a tensor with a row for each of the {self._n} environments"
                 )
-            column = columns[name] = as_array(tensor, name, location)
+            column = columns[name] = _as_array(tensor, name, location)
             same = same and known.get(name) == (column.dtype, column.shape)
         if not same or self._kinds is None:
             kinds = {name: (column.dtype, column.shape) for name, column in columns.items()}
@@ -113,13 +250,7 @@ def check_log_prob(values: Column, env_at: Callable[[int], str]) -> None:
 
 
 def initial_state(policy: Policy, n: int) -> dict[str, Tensor]:
-    """Return the recurrent state of ``n`` environments at the start of an episode.
-
-    Raises
-    ------
-    PolicyFault
-        If the policy raises, or its state does not have a row for each environment.
-    """
+    """Return the recurrent state of ``n`` environments at the start of an episode."""
     try:
         state = policy.initial_state(n)
     except (Exception, SystemExit) as error:
@@ -147,13 +278,7 @@ def check_state(state: Any, before: Mapping[str, Tensor], location: Location) ->
 
 
 def annotate(fragment: Fragment, policy: Policy) -> None:
-    """Add the columns that a policy computes from a whole fragment.
-
-    Raises
-    ------
-    PolicyFault
-        If the policy raises, or a column is not one number per row or has a reserved name.
-    """
+    """Add the columns that a policy computes from a whole fragment."""
     rows = len(fragment.columns["reward"])
     try:
         given = {name: np.asarray(values) for name, values in policy.annotate(fragment).items()}

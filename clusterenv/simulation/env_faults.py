@@ -1,13 +1,24 @@
-"""The rule for environments that raise or return something outside their space."""
+"""Environments that raise or leave their space: how often one is rebuilt, and the rebuilding."""
 
 from __future__ import annotations
 
+import time
+import traceback
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from clusterenv.data.checks import check_flag, check_number, check_whole
+from clusterenv.data.fragment import Cut
+from clusterenv.data.seeds import rebuilt_seed
+from clusterenv.data.spaces import Column
+from clusterenv.simulation.engines.base import EnvRaised
+from clusterenv.simulation.engines.gymnasium import GymnasiumEngine
 
-__all__ = ["EnvFaults"]
+__all__ = ["EnvFaults", "Rebuilder"]
+
+_UNSEEDED = " With a seed it can be made to happen again: Collector(..., seed=1)."
 
 
 @dataclass(frozen=True)
@@ -44,3 +55,61 @@ class EnvFaults:
     def allows(self, faults: Sequence[float], now: float) -> bool:
         """Whether an environment with faults at these times, the last included, is rebuilt."""
         return sum(now - fault <= self.seconds for fault in faults) <= self.count
+
+
+class Rebuilder:
+    """Rebuilds environments as often as the rule allows, and records the episodes it cut.
+
+    ``first`` is the global index of the first environment; ``seeds`` are those of the first reset.
+    """
+
+    def __init__(
+        self, engine: GymnasiumEngine, rule: EnvFaults, first: int, seeds: Sequence[int | None]
+    ) -> None:
+        self._engine = engine
+        self._rule = rule
+        self._first = first
+        self._origin = list(seeds)
+        self._seeds = list(seeds)
+        self._times: defaultdict[int, list[float]] = defaultdict(list)
+        self._cuts: list[Cut] = []
+
+    def rebuild(
+        self, fault: EnvRaised, action: Any, obs: list[Column], cut_at: int
+    ) -> dict[str, Any]:
+        """Replace the environment that failed, reset it into ``obs`` and return the info.
+
+        ``action`` is its last action, ``cut_at`` the time row of its episode's last step. If the
+        rule allows no further rebuild, raise ``EnvRaised`` with what reproduces the fault.
+        """
+        row = fault.env
+        while True:
+            cause = fault.__cause__
+            reason = "".join(traceback.format_exception_only(cause)).strip()
+            times = self._times[row]
+            times.append(time.monotonic())
+            if not self._rule.allows(times, times[-1]):
+                raise EnvRaised(
+                    row,
+                    fault.doing,
+                    note=(
+                        f"Fault {len(times)} of this environment, and {self._rule} allows no more. "
+                        f"Its seed was {self._seeds[row]}, its last action {action}."
+                        + ("" if self._seeds[row] is not None else _UNSEEDED)
+                    ),
+                ) from cause
+            seed = rebuilt_seed(self._origin[row], self._first + row, len(times))
+            try:
+                info = self._engine.rebuild(row, seed, obs)
+            except (Exception, SystemExit) as error:
+                fault = EnvRaised(row, "make")
+                fault.__cause__ = error
+                continue
+            self._seeds[row] = seed
+            self._cuts.append(Cut(self._first + row, cut_at, f"in {fault.doing}: {reason}"))
+            return info
+
+    def take_cuts(self) -> list[Cut]:
+        """Return the episodes cut since the last call."""
+        cuts, self._cuts = self._cuts, []
+        return cuts

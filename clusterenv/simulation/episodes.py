@@ -46,15 +46,8 @@ class EpisodeTracker:
     ) -> TrackedSteps:
         """Continue the episodes with the steps of some tracks.
 
-        Parameters
-        ----------
-        envs
-            The environment of each track, in ascending order; tracks of the same environment
-            are in the order of time.
-        counts
-            Steps of each track, at least one.
-        reward, ended
-            For each step, track-major.
+        ``envs`` are the environments of the tracks, in ascending order; tracks of the same
+        environment are in the order of time. ``counts`` are the steps of each track, at least one.
         """
         rows = len(ended)
         if not rows:
@@ -110,12 +103,8 @@ class EpisodeTracker:
 def live_steps(over: Bools, dead: Bools) -> Bools:
     """Return which steps are real; the step after the end of an episode only resets.
 
-    Parameters
-    ----------
-    over
-        Whether a step returned the end of an episode, ``[time, env]``.
-    dead
-        For each environment, whether its first step only resets.
+    ``over``, ``[time, env]``, are the steps that returned the end of an episode, ``dead`` the
+    environments whose first step only resets.
     """
     resets = np.concatenate([dead[None], over[:-1]])
     if (over & resets).any():  # an engine that reports the end again with the reset
@@ -127,15 +116,9 @@ def live_steps(over: Bools, dead: Bools) -> Bools:
 def steps_until_enough(waiting: Ints, horizon: int, all_envs: bool) -> int:
     """Return the least number of steps after which a fragment can be full.
 
-    Parameters
-    ----------
-    waiting
-        Rows of each environment that are in no fragment yet.
-    horizon
-        Rows of a track.
-    all_envs
-        Whether every environment must contribute a track; otherwise as many tracks as there are
-        environments are enough.
+    ``waiting`` are the rows of each environment that are in no fragment yet. With ``all_envs``
+    every environment must contribute a track; otherwise as many tracks as there are environments
+    are enough.
     """
     if all_envs:
         return max(0, horizon - int(waiting.min()))
@@ -150,18 +133,9 @@ def choose_tracks(waiting: Bools, horizon: int) -> tuple[Ints, Ints]:
     """Choose as many tracks as there are environments: those that start first.
 
     An environment with few resets contributes more tracks than one with many, so that no rows
-    have to be dropped.
-
-    Parameters
-    ----------
-    waiting
-        Real steps that are in no fragment yet, ``[time, env]``.
-
-    Returns
-    -------
-    times, envs
-        Times of each track's rows ``[horizon, n]`` and its environment ``[n]``, in the order
-        of environments.
+    have to be dropped. ``waiting`` are the real steps that are in no fragment yet, ``[time, env]``.
+    Return the times of each track's rows ``[horizon, n]`` and its environment ``[n]``, in the
+    order of environments.
     """
     window, n = waiting.shape
     by_env = np.ascontiguousarray(waiting.T)

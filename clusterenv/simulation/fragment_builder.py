@@ -56,15 +56,7 @@ class BuilderInputs(NamedTuple):
 
 
 class FragmentBuilder(ABC):
-    """Steps environments until a fragment is full.
-
-    Parameters
-    ----------
-    inputs
-        Engine, policy runner, checks and the first observations.
-    horizons
-        Horizons of steps that are kept in memory.
-    """
+    """Steps environments until a fragment is full; keeps ``horizons`` of steps in memory."""
 
     def __init__(self, inputs: BuilderInputs, horizons: int = 1) -> None:
         self.interrupted = False
@@ -89,12 +81,8 @@ class FragmentBuilder(ABC):
     def fragment(self, block: Block, fresh: bool) -> Fragment:
         """Step until a fragment is full, and return it.
 
-        Parameters
-        ----------
-        block
-            The columns of an earlier fragment, to be used again, or an empty dictionary.
-        fresh
-            Drop rows that are in no fragment, before and after, and count them.
+        ``block`` holds the columns of an earlier fragment to reuse, or is empty. With ``fresh``,
+        rows that are in no fragment are dropped, before and after, and counted.
         """
 
     def _act(self, obs: list[Tensor], block: Block, t: int, finished: Column | None) -> Column:

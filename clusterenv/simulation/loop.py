@@ -16,18 +16,17 @@ from gymnasium.vector import AutoresetMode
 from clusterenv.data.fragment import Fragment
 from clusterenv.data.spaces import Layout
 from clusterenv.errors import ConfigError
-from clusterenv.policies.base import Policy
+from clusterenv.policies.policy import Policy
 from clusterenv.simulation.decisions import annotate
 from clusterenv.simulation.engines.base import Engine, Slot
 from clusterenv.simulation.engines.gymnasium import GymnasiumEngine
-from clusterenv.simulation.env_faults import EnvFaults
+from clusterenv.simulation.env_faults import EnvFaults, Rebuilder
 from clusterenv.simulation.fragment_builder import Block, BuilderInputs, FragmentBuilder
 from clusterenv.simulation.masks import InfoMask
 from clusterenv.simulation.next_step import NextStepBuilder
 from clusterenv.simulation.policy_rng import PolicyRNG
 from clusterenv.simulation.policy_runner import Acting, PolicyRunner
 from clusterenv.simulation.policy_spaces import check_spaces
-from clusterenv.simulation.rebuilder import Rebuilder
 from clusterenv.simulation.same_step import SameStepBuilder
 from clusterenv.simulation.space_check import SpaceCheck
 
@@ -37,29 +36,12 @@ _SPARE_BLOCKS = 4
 
 
 class EnvLoop:
-    """Fills fragments.
+    """Fills fragments of ``horizon`` time rows.
 
-    Parameters
-    ----------
-    engine
-        The environments. If it resets in the same step, observations are written straight
-        into the fragment; otherwise steps are recorded first and the resets left out.
-    policy
-        Acts on all environments at once.
-    first
-        Global index of the first environment.
-    horizon
-        Time rows of a fragment.
-    seeds
-        One per environment.
-    faults
-        How often an environment that fails is rebuilt. A fault is raised without it, and by
-        engines that cannot rebuild a single environment.
-    rng
-        The policy's random numbers; by default those of the process.
-    text
-        How text in observations is treated: ``"keep"`` makes it a column of strings, ``"drop"``
-        leaves it out, ``"refuse"`` raises.
+    ``first`` is the global index of the first environment. Without ``faults``, and with engines
+    that cannot rebuild a single environment, a fault of an environment is raised. The policy draws
+    from ``rng``, or without it from the random numbers of the process. Text in observations
+    becomes a column of strings (``"keep"``), is left out (``"drop"``) or raises (``"refuse"``).
     """
 
     def __init__(
@@ -126,15 +108,9 @@ class EnvLoop:
     ) -> Fragment:
         """Step until a fragment is full, and return it.
 
-        Parameters
-        ----------
-        acting
-            Version and scalars that the policy acts with.
-        fresh
-            Drop rows that were recorded before this call, and count them, so that the whole
-            fragment is of this version.
-        between
-            Called before every step; returns what the policy acts with from there on.
+        With ``fresh``, rows that were recorded before this call are dropped and counted, so that
+        the whole fragment is of this version. ``between`` is called before every step and returns
+        what the policy acts with from there on.
         """
         self._runner.acting, self._builder.between = acting, between
         block = self._spare.pop() if self._spare else {}

@@ -7,13 +7,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from clusterenv.data.spaces import Column
-from clusterenv.simulation.policy_faults import PolicyFault
+from clusterenv.simulation.decisions import PolicyFault
 
-__all__ = ["InfoMask", "allow_if_finished"]
+__all__ = ["InfoMask"]
 
 
 class InfoMask:
@@ -30,10 +28,7 @@ class InfoMask:
     def value(self) -> Column | None:
         """Booleans, a row for each environment; ``None`` before the first mask.
 
-        Raises
-        ------
-        PolicyFault
-            If an environment gave a mask that cannot be read.
+        Raises ``PolicyFault`` if an environment returned a mask that cannot be read.
         """
         if self._fault:
             raise PolicyFault(self._fault)
@@ -47,10 +42,7 @@ class InfoMask:
     ) -> None:
         """Take over the masks in an engine's infos, which are those of ``rows`` or of all.
 
-        Parameters
-        ----------
-        began
-            Environments that begin an episode: their masks of the last episode are dropped.
+        Environments that ``began`` an episode lose their masks of the last one.
         """
         if self._value is not None and began is not None:
             self._value[began] = True
@@ -86,27 +78,3 @@ def _as_mask(values: Any) -> Column | None:
     except (ValueError, TypeError):  # some are longer than others
         return None
     return array if array.ndim > 1 and array.dtype.kind in "biuf" else None
-
-
-def allow_if_finished(mask: Tensor, finished: npt.NDArray[np.bool_]) -> Tensor:
-    """Allow every action to an environment whose final observation allows none.
-
-    The next step only resets such an environment and ignores its action, but a policy cannot
-    sample from an empty set.
-
-    Parameters
-    ----------
-    mask
-        Booleans, a row for each environment.
-    finished
-        Whose episode is over.
-
-    Examples
-    --------
-    >>> mask = torch.tensor([[False, False], [False, True]])
-    >>> allow_if_finished(mask, np.array([True, True])).tolist()
-    [[True, True], [False, True]]
-    """
-    if not finished.any():
-        return mask
-    return mask | (torch.from_numpy(finished)[:, None] & ~mask.any(-1, keepdim=True))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import threading
 
 import torch
 
-__all__ = ["PolicyRNG", "this_process"]
+__all__ = ["PolicyRNG"]
 
 _lock = threading.Lock()  # torch has one default generator for all threads of a process
 _current: PolicyRNG | None = None  # whose state torch's generator has; None: the process's own
@@ -18,14 +17,9 @@ _process_state: torch.Tensor | None = None  # the process's own state, while ano
 class PolicyRNG:
     """A context in which torch draws from a random stream of its own.
 
-    Parameters
-    ----------
-    seed
-        Any integer; ``None`` for a random one.
-    restore
-        Whether to restore the process's own generator state on exit. Without it, the state stays
-        until another stream is entered, which saves a shard that is alone in its process two
-        changes per step; environments that draw with torch then draw from this stream too.
+    With ``restore``, leaving the context restores the process's own generator state. Without it,
+    the state stays until another stream is entered, which saves a shard that is alone in its
+    process two changes per step; environments that draw with torch then draw from this stream too.
 
     Examples
     --------
@@ -54,14 +48,6 @@ class PolicyRNG:
         if self._restore:
             _switch(self._before)
         _lock.release()
-
-
-_process = secrets.randbits(63)
-
-
-def this_process() -> tuple[int, int]:
-    """Return a unique id of this process; process ids repeat in containers."""
-    return _process, os.getpid()
 
 
 def _switch(to: PolicyRNG | None) -> None:

@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 
 from clusterenv.data.spaces import Column, Layout
-from clusterenv.policies.base import Context, Decision, Policy
-from clusterenv.simulation.actions import ActionCheck
+from clusterenv.policies.policy import Context, Decision, Policy
 from clusterenv.simulation.decisions import (
     RESERVED_COLUMNS,
+    ActionCheck,
     ExtrasCheck,
+    Location,
+    PolicyFault,
     check_log_prob,
     check_state,
     initial_state,
 )
 from clusterenv.simulation.engines.base import EnvDescription
-from clusterenv.simulation.masks import allow_if_finished
-from clusterenv.simulation.policy_faults import Location, PolicyFault
 
 __all__ = ["Acting", "PolicyRunner"]
 
@@ -40,20 +40,9 @@ class Acting(NamedTuple):
 class PolicyRunner:
     """Asks a policy for actions, checks its answer and keeps its recurrent state.
 
-    Methods run under ``torch.inference_mode()``, which the caller enters.
-
-    Parameters
-    ----------
-    policy
-        Acts on all environments at once.
-    description
-        The environments.
-    envs
-        Their global indices.
-    rng
-        Entered around every call of the policy, so that it draws its own random numbers.
-    reserved
-        Names that the policy's extras cannot have.
+    Methods run under ``torch.inference_mode()``, which the caller enters. ``rng`` is entered
+    around every call of the policy, so that it draws its own random numbers. ``reserved`` are
+    names that the policy's extras cannot have.
     """
 
     def __init__(
@@ -74,6 +63,8 @@ class PolicyRunner:
         self.masks_in_obs = ("action_mask",) in [leaf.path for leaf in self._layout.leaves]
         """Whether observations hold the action masks."""
         self._action_check = ActionCheck(description.action_space, len(envs))
+        self.checks_actions = self._action_check.is_complete
+        """Whether every action that :meth:`act` returns is in the action space."""
         self._extras_check = ExtrasCheck(len(envs), reserved)
         self._env_tensor = torch.from_numpy(envs.astype(np.int64))
         with self.rng:
@@ -84,11 +75,6 @@ class PolicyRunner:
     def steps(self) -> int:
         """How often the policy has acted."""
         return self.location.steps
-
-    @property
-    def checks_actions(self) -> bool:
-        """Whether every action that :meth:`act` returns is in the action space."""
-        return self._action_check.is_complete
 
     @property
     def acting(self) -> Acting:
@@ -104,27 +90,12 @@ class PolicyRunner:
     def act(
         self, obs: list[Tensor], allowed: Column | None = None, finished: Bools | None = None
     ) -> dict[str, Column]:
-        """Choose an action for every environment.
+        """Return the column ``action`` and the policy's extras, or raise ``PolicyFault``.
 
-        Parameters
-        ----------
-        obs
-            Observations that are arrays, as fresh tensors that were made outside of inference
-            mode: a tensor's count of in-place changes must be 0.
-        allowed
-            Action masks from the infos; without them, masks in the observations count.
-        finished
-            Environments whose next step only resets them: their masks may allow nothing.
-
-        Returns
-        -------
-        columns
-            ``action`` and the policy's extras.
-
-        Raises
-        ------
-        PolicyFault
-            If the policy raises, or returns something unusable.
+        ``obs`` are the array columns of the observations, as fresh tensors that were made outside
+        of inference mode: a tensor's count of in-place changes must be 0. ``allowed`` are action
+        masks from the infos; without them, masks in the observations count. Environments that are
+        ``finished`` are only reset by the next step, and their masks may allow nothing.
         """
         policy, location, context = self.policy, self.location, self._context
         nested: Any = self._layout.nest_arrays(obs)
@@ -133,7 +104,7 @@ class PolicyRunner:
             mask = nested["action_mask"] if allowed is None else torch.from_numpy(allowed)
             mask = mask.to(torch.bool)
             if finished is not None:
-                mask = allow_if_finished(mask, finished)
+                mask = _allow_if_finished(mask, finished)
             self._action_check.check_mask(mask, location)
             context = Context(self._env_tensor, context.scalars, self.state, mask)
         try:
@@ -178,17 +149,8 @@ class PolicyRunner:
     ) -> dict[str, Column]:
         """Choose again, for one environment that was reset after :meth:`act`.
 
-        The recurrent state of the other environments stays as it is. Of the columns returned,
-        only those of ``row`` count.
-
-        Parameters
-        ----------
-        row
-            The environment.
-        obs, allowed
-            As for :meth:`act`.
-        initial
-            Columns into whose ``row`` the initial recurrent state is written.
+        The recurrent state of the other environments stays as it is. Only ``row`` of the returned
+        columns counts. The initial recurrent state is written into ``row`` of ``initial``.
         """
         after = self.state
         if not after:
@@ -219,3 +181,20 @@ class PolicyRunner:
     def _set_state(self, state: dict[str, Tensor]) -> None:
         self.state = state
         self._context = Context(self._env_tensor, self._acting.scalars, state)
+
+
+def _allow_if_finished(mask: Tensor, finished: Bools) -> Tensor:
+    """Allow every action to a finished environment whose final observation allows none.
+
+    The next step only resets it and ignores its action, but a policy cannot sample from an empty
+    set.
+
+    Examples
+    --------
+    >>> mask = torch.tensor([[False, False], [False, True]])
+    >>> _allow_if_finished(mask, np.array([True, True])).tolist()
+    [[True, True], [False, True]]
+    """
+    if not finished.any():
+        return mask
+    return mask | (torch.from_numpy(finished)[:, None] & ~mask.any(-1, keepdim=True))

@@ -18,13 +18,7 @@ TEXT = ("refuse", "drop", "keep")
 def check_spaces(
     observation_space: spaces.Space[Any], action_space: spaces.Space[Any], text: str = "refuse"
 ) -> None:
-    """Raise unless a policy can act in these spaces.
-
-    Parameters
-    ----------
-    text
-        One of :data:`TEXT`. Policies get tensors, so they never get text.
-    """
+    """Raise unless a policy can act in these spaces; ``text`` is one of :data:`TEXT`."""
     names = set()
     layout = Layout(observation_space)
     for leaf in layout.leaves:

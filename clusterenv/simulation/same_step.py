@@ -15,8 +15,8 @@ from clusterenv.data.infos import VectorInfo, pack
 from clusterenv.data.spaces import Column
 from clusterenv.simulation.engines.base import EnvRaised, Slot
 from clusterenv.simulation.engines.native import batch_parts
+from clusterenv.simulation.env_faults import Rebuilder
 from clusterenv.simulation.fragment_builder import Block, BuilderInputs, FragmentBuilder
-from clusterenv.simulation.rebuilder import Rebuilder
 
 __all__ = ["SameStepBuilder"]
 
@@ -36,15 +36,7 @@ class _TimeRow(NamedTuple):
 
 
 class SameStepBuilder(FragmentBuilder):
-    """Writes steps straight into the fragment, and rebuilds environments that fail.
-
-    Parameters
-    ----------
-    inputs
-        As for :class:`FragmentBuilder`.
-    rebuilder
-        Rebuilds environments that fail; without it a fault is raised.
-    """
+    """Writes steps straight into the fragment; without a rebuilder, faults are raised."""
 
     def __init__(self, inputs: BuilderInputs, rebuilder: Rebuilder | None) -> None:
         super().__init__(inputs)

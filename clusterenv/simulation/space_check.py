@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,26 +20,11 @@ class SpaceBroken(ValueError):
     """An environment returned something that is not in its own space."""
 
 
-class _Bounds(NamedTuple):
-    low: Column
-    high: Column
-
-
 class SpaceCheck:
-    """Checks the result of a step: finite numbers, and values within bounds if asked for.
+    """Checks the result of a step: finite numbers, and text that can be encoded as UTF-8.
 
-    Text must be strings that can be encoded as UTF-8. Shapes and dtypes are checked where
-    observations are written.
-
-    Parameters
-    ----------
-    space
-        Observation space.
-    bounds
-        Whether an observation outside the bounds of its ``Box`` is a fault. Many environments
-        leave their bounds now and then, so this is optional.
-    text
-        Whether to check text.
+    ``bounds`` adds the bounds of ``Box`` spaces, which many environments leave now and then.
+    Shapes and dtypes are checked where observations are written.
     """
 
     def __init__(self, space: spaces.Space[Any], bounds: bool, text: bool = True) -> None:
@@ -51,19 +36,16 @@ class SpaceCheck:
             if leaf.is_array and np.issubdtype(leaf.dtype, np.floating)
         ]
         self._texts = [k for k, leaf in enumerate(layout.leaves) if leaf.is_text and text]
-        self._bounds: dict[int, _Bounds] = {}
+        self._bounds: dict[int, tuple[Column, Column]] = {}
         if bounds:
             for k, leaf in enumerate(layout.leaves):
                 within: Any = space
                 for key in leaf.path:
                     within = within[key]
                 if isinstance(within, spaces.Box):
-                    self._bounds[k] = _Bounds(within.low, within.high)
-
-    @property
-    def bounded(self) -> bool:
+                    self._bounds[k] = within.low, within.high
+        self.bounded = bool(self._bounds)
         """Whether bounds are checked, which needs as much memory as the observations."""
-        return bool(self._bounds)
 
     def passes(self, slot: Slot) -> bool:
         """Whether no environment is at fault.

@@ -16,7 +16,7 @@ from torch.distributions import Distribution
 from clusterenv.data.buffer_pool import BufferPool
 from clusterenv.data.pickling import dumps, loads
 from clusterenv.data.spaces import Column, Layout
-from clusterenv.policies.base import Context, Policy
+from clusterenv.policies.policy import Context, Policy
 from clusterenv.sync.divergence import Probe, mean_divergence
 from clusterenv.sync.rules import SyncRule
 from clusterenv.sync.subscriber import Announcement

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from clusterenv.data.checks import is_number, is_whole
 from clusterenv.errors import ConfigError
-from clusterenv.policies.base import Policy
+from clusterenv.policies.policy import Policy
 
 __all__ = ["Divergence", "Every", "EveryVersion", "Never", "SyncRule", "check_rule"]
 

@@ -6,8 +6,8 @@ import traceback
 from typing import Any
 
 from clusterenv.data.pickling import dumps, loads
+from clusterenv.simulation.decisions import PolicyFault
 from clusterenv.simulation.engines.base import EnvRaised
-from clusterenv.simulation.policy_faults import PolicyFault
 from clusterenv.transport.messages import Failure
 
 __all__ = ["failure_of"]

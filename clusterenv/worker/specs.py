@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from clusterenv.data.checks import check_choice, check_whole
+from clusterenv.data.processes import this_process
 from clusterenv.errors import ConfigError
-from clusterenv.policies.base import Policy
+from clusterenv.policies.policy import Policy
 from clusterenv.simulation.engines.base import EnvDescription
 from clusterenv.simulation.env_faults import EnvFaults
-from clusterenv.simulation.policy_rng import this_process
 from clusterenv.simulation.policy_spaces import TEXT
 from clusterenv.sync.rules import SyncRule, check_rule
 from clusterenv.transport.endpoint import Endpoint

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 from clusterenv.data.pickling import dumps, loads
 from clusterenv.data.spaces import Column, Layout
 from clusterenv.errors import ConnectionClosed
-from clusterenv.policies.base import Policy
+from clusterenv.policies.policy import Policy
 from clusterenv.simulation.engines.base import Engine, Infos, Slot
 from clusterenv.simulation.masks import InfoMask
 from clusterenv.simulation.policy_rng import PolicyRNG

@@ -17,13 +17,14 @@ import numpy as np
 from clusterenv.data.codec import Parts, encode
 from clusterenv.data.fragment import Fragment
 from clusterenv.data.pickling import dumps
+from clusterenv.data.processes import this_process
 from clusterenv.data.seeds import env_seeds
 from clusterenv.data.spaces import Array
 from clusterenv.errors import ConfigError, ConnectionClosed
 from clusterenv.simulation.engines.base import Engine
 from clusterenv.simulation.fragment_builder import Interrupted
 from clusterenv.simulation.loop import EnvLoop
-from clusterenv.simulation.policy_rng import PolicyRNG, this_process
+from clusterenv.simulation.policy_rng import PolicyRNG
 from clusterenv.simulation.policy_runner import Acting
 from clusterenv.sync.subscriber import Announcement, Subscriber
 from clusterenv.sync.weight_cache import weight_cache_of

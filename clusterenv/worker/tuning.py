@@ -9,8 +9,7 @@ from typing import Literal
 
 import torch
 
-from clusterenv.data.processes import OWN_WORKER
-from clusterenv.simulation.policy_rng import this_process
+from clusterenv.data.processes import OWN_WORKER, this_process
 
 __all__ = ["Tune", "keep_freed_memory", "may_tune", "tune_process"]
 

@@ -9,7 +9,7 @@ import pytest
 from compare import assert_same
 from gymnasium import spaces
 
-from clusterenv.data.codec import ColumnSpec, Parts, decode, encode, largest_fragment, nbytes_of
+from clusterenv.data.codec import ArraySpec, Parts, decode, encode, largest_fragment, nbytes_of
 from clusterenv.data.fragment import Fragment
 from clusterenv.data.spaces import Layout
 from clusterenv.errors import ConnectionClosed
@@ -49,9 +49,9 @@ def test_values_that_repeat_are_sent_once() -> None:
 
 
 def parts(**changes: object) -> Parts:
-    whole = ColumnSpec("obs", "<f4", (6, 3), 6)
-    once = ColumnSpec("env", "<i4", (6,), 2)
-    tail = ColumnSpec("", "<i8", (2,), 2)
+    whole = ArraySpec("obs", "<f4", (6, 3), 6)
+    once = ArraySpec("env", "<i4", (6,), 2)
+    tail = ArraySpec("", "<i8", (2,), 2)
     return Parts([whole._replace(**changes), once], [tail], [])
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from clusterenv.simulation.episodes import EpisodeTracker, choose_tracks, live_steps
-from clusterenv.simulation.step_ring import StepRing
+from clusterenv.simulation.next_step import StepRing
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -18,13 +18,12 @@ from worlds import Masked, World
 
 from clusterenv.errors import ConfigError
 from clusterenv.policies import Categorical, Random
-from clusterenv.policies.base import Decision, Policy
-from clusterenv.simulation.actions import ActionCheck
+from clusterenv.policies.policy import Decision, Policy
+from clusterenv.simulation.decisions import ActionCheck, Location, PolicyFault
 from clusterenv.simulation.engines import build
 from clusterenv.simulation.engines.base import EnvRaised, Recipe
 from clusterenv.simulation.fragment_builder import Interrupted
 from clusterenv.simulation.loop import EnvLoop
-from clusterenv.simulation.policy_faults import Location, PolicyFault
 from clusterenv.simulation.policy_runner import Acting
 from clusterenv.simulation.policy_spaces import check_spaces
 

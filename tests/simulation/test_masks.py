@@ -13,13 +13,12 @@ from gymnasium.vector import AutoresetMode
 
 from clusterenv.data.infos import pack
 from clusterenv.policies import Categorical, Random
-from clusterenv.simulation.actions import ActionCheck
+from clusterenv.simulation.decisions import ActionCheck, Location, PolicyFault
 from clusterenv.simulation.engines import build
 from clusterenv.simulation.engines.base import Recipe
 from clusterenv.simulation.env_faults import EnvFaults
 from clusterenv.simulation.loop import EnvLoop
 from clusterenv.simulation.masks import InfoMask
-from clusterenv.simulation.policy_faults import Location, PolicyFault
 from clusterenv.simulation.policy_runner import Acting
 
 FORMS = {

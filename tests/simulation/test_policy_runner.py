@@ -18,11 +18,11 @@ from clusterenv.data.buffer_pool import BufferPool
 from clusterenv.data.pickling import dumps, loads
 from clusterenv.data.spaces import Column, Layout
 from clusterenv.policies import Categorical
-from clusterenv.policies.base import Context, Decision, Policy
+from clusterenv.policies.policy import Context, Decision, Policy
+from clusterenv.simulation.decisions import PolicyFault
 from clusterenv.simulation.engines import build
 from clusterenv.simulation.engines.base import EnvDescription, Recipe, Slot
 from clusterenv.simulation.loop import EnvLoop
-from clusterenv.simulation.policy_faults import PolicyFault
 from clusterenv.simulation.policy_rng import PolicyRNG
 from clusterenv.simulation.policy_runner import Acting, PolicyRunner
 from clusterenv.sync.weights import manifest_of, pack

@@ -16,7 +16,7 @@ from clusterenv.data.spaces import Layout
 from clusterenv.errors import ConfigError
 from clusterenv.policies import Categorical as CategoricalPolicy
 from clusterenv.policies import Gaussian
-from clusterenv.policies.base import Context
+from clusterenv.policies.policy import Context
 from clusterenv.sync import Divergence, Never
 from clusterenv.sync.divergence import Probe, mean_divergence
 from clusterenv.sync.publisher import Publisher

@@ -15,10 +15,9 @@ from distributed import Client, LocalCluster
 
 import clusterenv
 from clusterenv.cluster.jobqueue import job_options
-from clusterenv.data.processes import OWN_WORKER
+from clusterenv.data.processes import OWN_WORKER, this_process
 from clusterenv.errors import ConfigError
 from clusterenv.policies import Context, Decision, Policy
-from clusterenv.simulation.policy_rng import this_process
 from clusterenv.worker.tuning import keep_freed_memory, may_tune
 
 HEAD, ELSEWHERE = this_process(), (0, 0)

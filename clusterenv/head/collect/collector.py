@@ -31,7 +31,7 @@ from clusterenv.head.fleet.restarts import Restarts
 from clusterenv.head.fleet.roster import ShardInfo
 from clusterenv.head.monitor.stats import Stats, Tally
 from clusterenv.head.monitor.telemetry import Telemetry
-from clusterenv.policies.base import Policy
+from clusterenv.policies.policy import Policy
 from clusterenv.simulation.env_faults import EnvFaults
 from clusterenv.sync.publisher import Publisher
 from clusterenv.sync.rules import EveryVersion, SyncRule

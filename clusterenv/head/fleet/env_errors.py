@@ -11,7 +11,7 @@ from typing import Any
 from clusterenv.data.pickling import loads
 from clusterenv.errors import ConfigError, EnvError, EnvGivenUp, PolicyError
 from clusterenv.head.fleet.handle import ShardHandle
-from clusterenv.simulation.policy_faults import PolicyFault
+from clusterenv.simulation.decisions import PolicyFault
 from clusterenv.transport.messages import Failure
 
 __all__ = ["env_error", "raised_by_env"]

@@ -16,7 +16,7 @@ from clusterenv.data.pickling import dumps, dumps_by_value
 from clusterenv.data.spaces import Array, Column, Layout
 from clusterenv.errors import ConfigError
 from clusterenv.head.fleet.roster import Roster
-from clusterenv.policies.base import Policy
+from clusterenv.policies.policy import Policy
 from clusterenv.simulation.masks import InfoMask
 from clusterenv.sync.publisher import Publisher
 from clusterenv.sync.rules import SyncRule, check_rule

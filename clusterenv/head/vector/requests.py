@@ -27,7 +27,7 @@ from clusterenv.head.vector.env_groups import EnvGroup, EnvGroups
 from clusterenv.head.vector.exchange import ACT, CALL, RESET, STEP, Exchange, Request
 from clusterenv.head.vector.remote_policy import RemotePolicy
 from clusterenv.head.vector.result import Result, Rows
-from clusterenv.policies.base import Policy
+from clusterenv.policies.policy import Policy
 from clusterenv.simulation.policy_spaces import check_spaces
 from clusterenv.sync.rules import SyncRule
 from clusterenv.transport.messages import (

@@ -37,30 +37,17 @@ Infos = Packed | VectorInfo | None
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to make the environments; the same for every shard.
-
-    Parameters
-    ----------
-    env
-        A Gymnasium spec, the name of a task (EnvPool alone), a factory called for each
-        environment, or one factory per environment (by global env index).
-    kwargs
-        Passed to the spec or the factory.
-    wrappers
-        Applied to each environment, first to last.
-    engine
-        ``"gymnasium"``, ``"native"`` or ``"envpool"``.
-    autoreset_mode
-        What happens at the end of an episode; ``None`` for what suits the engine best.
-    observation_mode
-        Whether observation spaces may differ; see ``clusterenv.make_vec``.
-    """
+    """How to make the environments; the same for every shard."""
 
     env: str | EnvSpec | EnvFactory | tuple[EnvFactory, ...]
+    """The name of a task is for EnvPool alone; of several factories, each makes the environment of
+    its position."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     wrappers: tuple[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]], ...] = ()
+    """Applied to each environment, first to last."""
     engine: str = "gymnasium"
     autoreset_mode: AutoresetMode | None = AutoresetMode.NEXT_STEP
+    """``None`` for what suits the engine best."""
     observation_mode: ObservationMode = "same"
 
 
@@ -149,7 +136,7 @@ class Engine(Protocol):
         """Set an attribute of every environment."""
 
     def render(self) -> list[Any]:
-        """Return a frame of every environment."""
+        """Return an image of every environment."""
 
     def close(self) -> None:
         """Close every environment."""

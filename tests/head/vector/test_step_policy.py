@@ -20,7 +20,7 @@ from worlds import Masked, Slow, World
 
 import clusterenv
 from clusterenv import Divergence, Never, errors
-from clusterenv.policies.base import Context, Decision, Policy
+from clusterenv.policies.policy import Context, Decision, Policy
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 

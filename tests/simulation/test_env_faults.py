@@ -18,11 +18,11 @@ import clusterenv
 from clusterenv import EnvFaults, ReplayStore, errors
 from clusterenv.data.fragment import Fragment
 from clusterenv.data.seeds import rebuilt_seed
-from clusterenv.policies.base import Context, Decision, Policy
+from clusterenv.policies.policy import Context, Decision, Policy
+from clusterenv.simulation.decisions import PolicyFault
 from clusterenv.simulation.engines import build
 from clusterenv.simulation.engines.base import EnvRaised, Recipe
 from clusterenv.simulation.loop import EnvLoop
-from clusterenv.simulation.policy_faults import PolicyFault
 from clusterenv.simulation.policy_runner import Acting
 from clusterenv.simulation.space_check import SpaceBroken
 
