@@ -41,6 +41,17 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
         assert not re.search(r'<(script|link rel="stylesheet)[^>]*"https?://', page.read_text())
 
 
+def test_files_on_the_architecture_page_exist() -> None:
+    page = (DOCS / "architecture.md").read_text()
+    named = set(re.findall(r"`((?:[a-z_]+/)+(?:[a-z_]+\.py)?)`", page))
+    assert len(named) > 40
+    for name in named:
+        assert any((ROOT / root / name).exists() for root in (".", "clusterenv")), name
+    folders = re.findall(r"^\| `([a-z/]+)/` \|", page, re.MULTILINE)
+    packages = {path.parent for path in (ROOT / "clusterenv").glob("*/__init__.py")}
+    assert {folder.split("/")[0] for folder in folders} == {path.name for path in packages}
+
+
 def messages() -> Iterator[str]:
     """Yield every string of the source, with ``…`` for each value in it."""
     for file in (*(ROOT / "clusterenv").rglob("*.py"), *(ROOT / "pipelines").rglob("*.py")):
