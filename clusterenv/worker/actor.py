@@ -20,7 +20,7 @@ from clusterenv.data.pickling import loads
 from clusterenv.errors import ConnectionClosed
 from clusterenv.simulation.engines import build
 from clusterenv.simulation.engines.base import Engine
-from clusterenv.transport.blocking import BlockingConnection
+from clusterenv.transport.connection import BlockingConnection
 from clusterenv.transport.endpoint import Listener
 from clusterenv.transport.messages import Failure
 from clusterenv.worker.failures import failure_of

@@ -18,7 +18,7 @@ from clusterenv.simulation.masks import InfoMask
 from clusterenv.simulation.policy_rng import PolicyRNG
 from clusterenv.simulation.policy_runner import PolicyRunner
 from clusterenv.sync.weights import Weights, load, manifest_of
-from clusterenv.transport.blocking import BlockingConnection
+from clusterenv.transport.connection import BlockingConnection
 from clusterenv.transport.framing import Header
 from clusterenv.transport.messages import (
     ActRequest,

@@ -28,7 +28,7 @@ from clusterenv.simulation.policy_runner import Acting
 from clusterenv.sync.subscriber import Announcement, Subscriber
 from clusterenv.sync.weight_cache import weight_cache_of
 from clusterenv.sync.weights import Weights, load, manifest_of
-from clusterenv.transport.blocking import BlockingConnection
+from clusterenv.transport.connection import BlockingConnection
 from clusterenv.transport.framing import Header
 from clusterenv.transport.messages import FragmentMeta, MessageKind, Pong, WeightsMeta
 from clusterenv.worker.failures import failure_of

@@ -12,7 +12,7 @@ from clusterenv.data.pickling import dumps
 from clusterenv.errors import ConnectionClosed
 from clusterenv.sync.weight_cache import WeightCache
 from clusterenv.sync.weights import Weights
-from clusterenv.transport.blocking import BlockingConnection
+from clusterenv.transport.connection import BlockingConnection
 from clusterenv.transport.endpoint import Endpoint, Listener, connect
 from clusterenv.transport.messages import MessageKind, WeightsMeta
 

@@ -20,7 +20,7 @@ from clusterenv.errors import ConnectionClosed
 from clusterenv.simulation.engines import Recipe, build
 from clusterenv.sync.subscriber import Announcement
 from clusterenv.sync.weights import Weights, manifest_of, pack
-from clusterenv.transport.blocking import BlockingConnection
+from clusterenv.transport.connection import BlockingConnection
 from clusterenv.transport.endpoint import Endpoint
 from clusterenv.transport.messages import FROM_CACHE, FragmentMeta, MessageKind, Pong, WeightsMeta
 from clusterenv.worker.specs import StreamSpec
