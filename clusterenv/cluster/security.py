@@ -20,14 +20,8 @@ NO_HTTP_ROUTES: dict[str, Any] = {
     "distributed.worker.http.routes": [],
 }
 
-_FIELDS = (
-    "tls_ca_file",
-    *(
-        f"tls_{role}_{part}"
-        for role in ("client", "scheduler", "worker")
-        for part in ("key", "cert")
-    ),
-)
+_ROLES = ("client", "scheduler", "worker")
+_FIELDS = ("tls_ca_file", *(f"tls_{role}_{part}" for role in _ROLES for part in ("key", "cert")))
 
 
 def choose_security(wanted: Any = None) -> Security | None:

@@ -79,9 +79,7 @@ class Stream:
         self.cache = weight_cache_of(shard.fleet)
         """The weights that shards of this fleet have received in this process."""
         self._relays = fetch is not None
-        self._puller = WeightPuller(
-            self.cache, fetch, self._manifest.nbytes, self._deliver, first
-        )
+        self._puller = WeightPuller(self.cache, fetch, self._manifest.nbytes, self._deliver, first)
         self._changed = threading.Condition()
         self._arrived: Weights | None = None
         self._closed = False

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 from agents import cartpole_policy
-from clusterenv.worker.weight_transfer import WeightRelay, fetch
 from conftest import wait_until
 from distributed import Client
 from distributed.security import Security
@@ -29,6 +28,7 @@ from clusterenv.sync.weight_cache import WeightCache
 from clusterenv.sync.weights import Weights
 from clusterenv.transport.endpoint import Endpoint, Listener
 from clusterenv.transport.messages import MessageKind, WeightsMeta
+from clusterenv.worker.weight_transfer import WeightRelay, fetch
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 SIZE = 3_000_000
