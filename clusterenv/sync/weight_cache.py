@@ -13,8 +13,6 @@ __all__ = ["WeightCache", "weight_cache_of"]
 class WeightCache:
     """Holds the newest weights that any shard of a process has received.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> cache = WeightCache()
     >>> cache.put(Weights(3, np.zeros(8, np.uint8)))

@@ -51,7 +51,7 @@ class Shard:
     def announce(self, version: int) -> None:
         self.send(MessageKind.ANNOUNCE, dumps(tuple(Announcement(version, {}, {}, version))))
 
-    def weights(self, version: int, source: Any, body: Any = (), digest: str = "") -> None:
+    def weights(self, version: int, source: Any, body: Any = (), digest: int = 0) -> None:
         self.send(
             MessageKind.WEIGHTS, dumps(tuple(WeightsMeta(version, digest, source))), list(body)
         )
@@ -136,7 +136,7 @@ def test_a_shard_asks_the_head_for_weights_that_another_did_not_get(
 
 def test_damaged_weights_are_asked_for_again(shard: Shard) -> None:
     pull(shard, 1)
-    shard.weights(1, None, [weights(1).buffer], "another digest")
+    shard.weights(1, None, [weights(1).buffer], weights(2).digest)
     assert shard.until(MessageKind.PULL) is True
     assert shard.stream.cache.get(1) is None
 
