@@ -43,11 +43,6 @@ class ClusterFile:
     options: Mapping[str, Any]
     """Passed to the cluster that is started."""
 
-    @property
-    def starts_empty(self) -> bool:
-        """Whether the cluster starts without workers."""
-        return self.cluster != "local" and not self.options.get("n_workers")
-
 
 def is_cluster_file(cluster: Any) -> bool:
     """Whether an argument is the path of a cluster file; scheduler files are JSON."""

@@ -190,7 +190,10 @@ def starts_cluster(cluster: ClusterLike) -> bool:
 
 def starts_empty(cluster: ClusterLike) -> bool:
     """Whether :func:`connect` would start a cluster without workers."""
-    return starts_cluster(cluster) and _to_start(cluster).starts_empty
+    if not starts_cluster(cluster):
+        return False
+    wanted = _to_start(cluster)
+    return wanted.cluster != "local" and not wanted.options.get("n_workers")
 
 
 def _to_start(cluster: ClusterLike) -> ClusterFile:

@@ -95,21 +95,19 @@ class _PlainNanny(LocalNanny):
 def start_local(security: Security | None, options: dict[str, Any]) -> LocalCluster:
     """Start a ``LocalCluster`` that replaces lost workers; ``options`` are passed to it."""
     address = options.get("dashboard_address", config.get("local.dashboard-address"))
-    nanny = LocalNanny if address else _PlainNanny
     options = {
         "n_workers": config.get("local.n-workers") or CPU_COUNT,
         "threads_per_worker": config.get("local.threads-per-worker"),
         # Without a dashboard Dask still serves metrics over HTTP: keep that on loopback.
         "scheduler_kwargs": {"dashboard_address": address or LOOPBACK},
         "worker_dashboard_address": LOOPBACK,
-        **({} if options.get("processes") is False else {"worker_class": nanny}),
         **options,
         "dashboard_address": address,
     }
-    routes = {} if address else NO_HTTP_ROUTES
     if options.get("processes") is not False:
-        options = {**_start_fork_server(), **options}
-    with dask.config.set({**_QUIET, **routes}):
+        nanny = LocalNanny if address else _PlainNanny
+        options = {"worker_class": nanny, **_start_fork_server(), **options}
+    with dask.config.set(_QUIET if address else {**_QUIET, **NO_HTTP_ROUTES}):
         cluster = LocalCluster(security=security, **options)
     cluster.scheduler.add_plugin(ReplaceLostWorkers(cluster))
     return cluster

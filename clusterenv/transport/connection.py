@@ -41,8 +41,6 @@ class BlockingConnection:
     then :meth:`recv_blob` or :meth:`recv_raw`, then :meth:`recv_body` if the header announces one.
     All methods raise ``ConnectionClosed`` when the connection breaks or is closed.
 
-    Examples
-    --------
     >>> head, shard = map(BlockingConnection, socket.socketpair())
     >>> head.send(7)
     >>> shard.recv_header()

@@ -10,8 +10,6 @@ class Heartbeat:
 
     All times are of one clock, which the caller reads.
 
-    Examples
-    --------
     >>> heartbeat = Heartbeat(now=0)
     >>> heartbeat.pong(10, steps=5, busy=True)
     >>> heartbeat.pong(20, steps=5, busy=True)

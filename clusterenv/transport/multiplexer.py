@@ -32,13 +32,8 @@ class Peer(Protocol):
 
 
 P = TypeVar("P", bound=Peer)
-
-
 Place = Callable[[P, Header, Any], Sequence[Array]]
-"""Returns the arrays that receive the body of a peer's message, given its header and blob.
-
-It raises ``ConnectionClosed`` if no such message is expected.
-"""
+"""As the ``Place`` of a connection, for the message of a peer."""
 
 
 class Multiplexer(Generic[P]):

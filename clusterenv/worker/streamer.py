@@ -27,14 +27,13 @@ from clusterenv.simulation.loop import EnvLoop
 from clusterenv.simulation.policy_rng import PolicyRNG, this_process
 from clusterenv.simulation.policy_runner import Acting
 from clusterenv.sync.subscriber import Announcement, Subscriber
-from clusterenv.sync.weight_cache import weight_cache_of
 from clusterenv.sync.weights import Weights, load, manifest_of
 from clusterenv.transport.connection import BlockingConnection
 from clusterenv.transport.framing import Header
 from clusterenv.transport.messages import FragmentMeta, MessageKind, Pong, WeightsMeta
 from clusterenv.worker.failures import failure_of
 from clusterenv.worker.specs import ShardSpec, StreamSpec
-from clusterenv.worker.weight_transfer import Fetch, WeightPuller
+from clusterenv.worker.weight_transfer import Fetch, WeightPuller, weight_cache_of
 
 __all__ = ["Stream"]
 

@@ -6,19 +6,19 @@ import logging
 import socket
 import ssl
 import threading
+import weakref
 from collections.abc import Callable
 
 import numpy as np
 
 from clusterenv.data.pickling import dumps
 from clusterenv.errors import ConnectionClosed
-from clusterenv.sync.weight_cache import WeightCache
 from clusterenv.sync.weights import Weights
 from clusterenv.transport.connection import BlockingConnection
 from clusterenv.transport.endpoint import Endpoint, Listener, connect
 from clusterenv.transport.messages import FROM_CACHE, MessageKind, WeightsMeta
 
-__all__ = ["Fetch", "WeightPuller", "WeightRelay", "fetch"]
+__all__ = ["Fetch", "WeightCache", "WeightPuller", "WeightRelay", "fetch", "weight_cache_of"]
 
 logger = logging.getLogger("clusterenv")
 
@@ -26,6 +26,58 @@ _CACHE_SECONDS = 5.0  # for another shard of the process to receive the weights
 
 Fetch = Callable[[Endpoint, int, int], Weights]
 """Downloads weights from a worker's relay: its endpoint, the version, and the size in bytes."""
+
+
+class WeightCache:
+    """The newest weights that any shard of a process has received: they share one download.
+
+    >>> cache = WeightCache()
+    >>> cache.put(Weights(3, np.zeros(8, np.uint8)))
+    >>> cache.get(2).version, cache.get(4)
+    (3, None)
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._weights: Weights | None = None
+
+    def put(self, weights: Weights) -> None:
+        """Store weights, unless newer ones are there."""
+        with self._changed:
+            if self._weights is None or weights.version >= self._weights.version:
+                self._weights = weights
+            self._changed.notify_all()
+
+    def get(self, version: int) -> Weights | None:
+        """Return the weights of this or a newer version, if they are there."""
+        weights = self._weights
+        return weights if weights is not None and weights.version >= version else None
+
+    def wait(self, version: int, timeout: float, cancelled: threading.Event) -> Weights | None:
+        """Wait for weights of this or a newer version; ``None`` after the timeout.
+
+        To end the wait earlier, set ``cancelled`` and call :meth:`wake`.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.get(version) is not None or cancelled.is_set(), timeout
+            )
+            return self.get(version)
+
+    def wake(self) -> None:
+        """Have all waiting threads check whether they were cancelled."""
+        with self._changed:
+            self._changed.notify_all()
+
+
+_lock = threading.Lock()
+_caches: weakref.WeakValueDictionary[str, WeightCache] = weakref.WeakValueDictionary()
+
+
+def weight_cache_of(fleet: str) -> WeightCache:
+    """Return the cache that a fleet's shards share in this process; it lives as long as they do."""
+    with _lock:
+        return _caches.setdefault(fleet, WeightCache())
 
 
 class WeightPuller:
