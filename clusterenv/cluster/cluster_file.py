@@ -16,7 +16,7 @@ from distributed import LocalCluster
 from clusterenv.cluster.jobqueue import JOBQUEUES, jobqueue_class
 from clusterenv.errors import ConfigError
 
-__all__ = ["ClusterFile", "is_cluster_file", "parse", "read_cluster_file"]
+__all__ = ["ClusterFile", "is_cluster_file", "read_cluster_file"]
 
 _SHORT = {
     "directives": "job_extra_directives",
@@ -64,7 +64,7 @@ def read_cluster_file(path: str | os.PathLike[str]) -> ClusterFile:
             f"{', '.join(JOBQUEUES)}:\n\n    cluster: slurm\n    cores: 8\n    memory: 16GB\n"
         )
     try:
-        return parse(content, _accepted_options(content["cluster"]))
+        return _parse(content, _accepted_options(content["cluster"]))
     except ConfigError as error:
         raise ConfigError(f"the cluster file {path}: {error}") from error
 
@@ -81,12 +81,12 @@ def _accepted_options(cluster: str) -> set[str]:
     return (names - _EXCLUDED) | more | set(_COMMON)
 
 
-def parse(content: Mapping[str, Any], accepted: Collection[str]) -> ClusterFile:
+def _parse(content: Mapping[str, Any], accepted: Collection[str]) -> ClusterFile:
     """Return the content of a file with the option names of dask-jobqueue.
 
     ``accepted`` are the names that it may have; hyphens count as underscores.
 
-    >>> parse({"cluster": "slurm", "partition": "gpu"}, ["cluster", "partition"])
+    >>> _parse({"cluster": "slurm", "partition": "gpu"}, ["cluster", "partition"])
     ClusterFile(cluster='slurm', options={'queue': 'gpu'})
     """
     options: dict[str, Any] = {}

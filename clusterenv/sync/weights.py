@@ -62,7 +62,7 @@ class Weights:
         """CRC-32 of the buffer, which is sent with it and compared on arrival.
 
         It detects damage in transit, and no more is needed: both ends know the token of the
-        connection. A cryptographic digest takes seven times as long.
+        connection. A cryptographic digest takes several times as long.
         """
         return zlib.crc32(self.buffer.data)
 
