@@ -16,7 +16,7 @@ from distributed import LocalCluster
 from clusterenv.cluster.jobqueue import JOBQUEUES, jobqueue_class
 from clusterenv.errors import ConfigError
 
-__all__ = ["ClusterFile", "accepted_options", "is_cluster_file", "parse", "read_cluster_file"]
+__all__ = ["ClusterFile", "is_cluster_file", "read_cluster_file"]
 
 _SHORT = {
     "directives": "job_extra_directives",
@@ -43,31 +43,14 @@ class ClusterFile:
     options: Mapping[str, Any]
     """Passed to the cluster that is started."""
 
-    @property
-    def starts_empty(self) -> bool:
-        """Whether the cluster starts without workers."""
-        return self.cluster != "local" and not self.options.get("n_workers")
-
 
 def is_cluster_file(cluster: Any) -> bool:
-    """Whether an argument is the path of a cluster file; scheduler files are JSON.
-
-    Examples
-    --------
-    >>> is_cluster_file("cluster.yaml"), is_cluster_file("scheduler.json")
-    (True, False)
-    """
+    """Whether an argument is the path of a cluster file; scheduler files are JSON."""
     return isinstance(cluster, (str, os.PathLike)) and Path(cluster).suffix in (".yaml", ".yml")
 
 
 def read_cluster_file(path: str | os.PathLike[str]) -> ClusterFile:
-    """Read a cluster file, and check its options.
-
-    Raises
-    ------
-    ConfigError
-        If the file cannot be read, or has an option that does not exist.
-    """
+    """Read a cluster file; ``ConfigError`` if that fails or it has an unknown option."""
     try:
         content = yaml.safe_load(Path(path).read_text())
     except (OSError, ValueError) as error:  # also a name with a null byte, or a binary file
@@ -81,12 +64,12 @@ def read_cluster_file(path: str | os.PathLike[str]) -> ClusterFile:
             f"{', '.join(JOBQUEUES)}:\n\n    cluster: slurm\n    cores: 8\n    memory: 16GB\n"
         )
     try:
-        return parse(content, accepted_options(content["cluster"]))
+        return _parse(content, _accepted_options(content["cluster"]))
     except ConfigError as error:
         raise ConfigError(f"the cluster file {path}: {error}") from error
 
 
-def accepted_options(cluster: str) -> set[str]:
+def _accepted_options(cluster: str) -> set[str]:
     """Return the names of the options that a kind of cluster takes."""
     if cluster == "local":
         classes: list[Any] = [LocalCluster]
@@ -98,19 +81,12 @@ def accepted_options(cluster: str) -> set[str]:
     return (names - _EXCLUDED) | more | set(_COMMON)
 
 
-def parse(content: Mapping[str, Any], accepted: Collection[str]) -> ClusterFile:
+def _parse(content: Mapping[str, Any], accepted: Collection[str]) -> ClusterFile:
     """Return the content of a file with the option names of dask-jobqueue.
 
-    Parameters
-    ----------
-    content
-        Content of the file; hyphens in names count as underscores.
-    accepted
-        Names that it may have.
+    ``accepted`` are the names that it may have; hyphens count as underscores.
 
-    Examples
-    --------
-    >>> parse({"cluster": "slurm", "partition": "gpu"}, ["cluster", "partition"])
+    >>> _parse({"cluster": "slurm", "partition": "gpu"}, ["cluster", "partition"])
     ClusterFile(cluster='slurm', options={'queue': 'gpu'})
     """
     options: dict[str, Any] = {}
@@ -125,15 +101,11 @@ def parse(content: Mapping[str, Any], accepted: Collection[str]) -> ClusterFile:
         name = _SHORT.get(short, short)
         if name in options:
             raise ConfigError(f"{key!r} and {name!r} are the same option; keep one of them")
-        if value is not None:
-            options[name] = _checked(name, value)
+        if value is None:
+            continue
+        if name == "walltime" and not isinstance(value, str):
+            # YAML reads 1:30:00 as a number in base 60.
+            raise ConfigError(f"walltime: {value!r} is no string; use quotes: walltime: '01:30:00'")
+        is_lines = name in _LISTS and isinstance(value, str)
+        options[name] = value.splitlines() if is_lines else value
     return ClusterFile(options.pop("cluster"), options)
-
-
-def _checked(name: str, value: Any) -> Any:
-    if name == "walltime" and not isinstance(value, str):
-        # YAML reads 1:30:00 as a number in base 60.
-        raise ConfigError(f"walltime: {value!r} is no string; use quotes: walltime: '01:30:00'")
-    if name in _LISTS and isinstance(value, str):
-        return value.splitlines()
-    return value

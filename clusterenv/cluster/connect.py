@@ -109,7 +109,13 @@ def connect(
         if exists:
             _check_scheduler_file(path)
             return _client(scheduler_file=str(path), set_as_default=set_as_default, **options)
-        raise ConfigError(_unknown(str(cluster)))
+        known = ["local", *JOBQUEUES]
+        close = difflib.get_close_matches(str(cluster).lower(), known, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ConfigError(
+            f"cluster={str(cluster)!r} is no address, no existing scheduler file and none of "
+            f"{', '.join(known)}; {hint}An address looks like 'tcp://10.0.0.1:8786'."
+        )
     raise ConfigError(
         f"cluster={cluster!r} is a {type(cluster).__name__}; pass 'local', an address such as "
         "'tcp://host:8786', the path of a file, a distributed.Client or a Dask cluster object"
@@ -184,7 +190,10 @@ def starts_cluster(cluster: ClusterLike) -> bool:
 
 def starts_empty(cluster: ClusterLike) -> bool:
     """Whether :func:`connect` would start a cluster without workers."""
-    return starts_cluster(cluster) and _to_start(cluster).starts_empty
+    if not starts_cluster(cluster):
+        return False
+    wanted = _to_start(cluster)
+    return wanted.cluster != "local" and not wanted.options.get("n_workers")
 
 
 def _to_start(cluster: ClusterLike) -> ClusterFile:
@@ -193,26 +202,12 @@ def _to_start(cluster: ClusterLike) -> ClusterFile:
     return ClusterFile("local" if cluster is None else cluster.lower(), {})
 
 
-def _unknown(name: str) -> str:
-    known = ["local", *JOBQUEUES]
-    close = difflib.get_close_matches(name.lower(), known, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return (
-        f"cluster={name!r} is no address, no existing scheduler file and none of "
-        f"{', '.join(known)}; {hint}An address looks like 'tcp://10.0.0.1:8786'."
-    )
-
-
 def wait_for_workers(client: Client, n: int, timeout: float) -> list[str]:
     """Wait until ``n`` workers are connected, and return the addresses of all workers.
 
-    Jobs of a batch system may be queued for long. The wait for them ends after the setting
+    Raises ``NoWorkers`` if fewer workers connected within ``timeout`` seconds. Jobs of a batch
+    system may be queued for long: the wait for them ends after the setting
     ``clusterenv.timeout.queue``, and is logged every minute.
-
-    Raises
-    ------
-    NoWorkers
-        If fewer workers connected within ``timeout`` seconds.
     """
     jobs = hasattr(client.cluster, "job_script")
     setting = "queue" if jobs else "workers"
@@ -237,10 +232,9 @@ def wait_for_workers(client: Client, n: int, timeout: float) -> list[str]:
         raise NoWorkers(f"the client was {client.status} while waiting for {n} workers")
     found = len(client.nthreads())
     see = ". If no jobs are queued, clusterenv doctor --cluster slurm (or another) shows why"
-    hint = see if jobs else ""
     raise NoWorkers(
         f"waited {timeout:g} s for {n} worker{'s' if n > 1 else ''} at "
         f"{client.scheduler.address}, {found} came. Start more workers, ask for fewer shards "
         f"(shards={max(found, 1)}), or wait longer: "
-        f"dask.config.set({{'clusterenv.timeout.{setting}': '10 m'}}){hint}"
+        f"dask.config.set({{'clusterenv.timeout.{setting}': '10 m'}}){see if jobs else ''}"
     )

@@ -43,18 +43,8 @@ def start_jobqueue(
 ) -> SpecCluster:
     """Start a cluster without jobs, or with as many as ``n_workers`` needs.
 
-    Jobs that end are replaced until the cluster is closed or scaled down.
-
-    Parameters
-    ----------
-    name
-        Name of the batch system, one of :data:`JOBQUEUES`.
-    security
-        Certificates of the cluster, or ``None`` for no TLS.
-    options
-        Passed to dask-jobqueue's class.
-    on_close
-        To be closed after the cluster: removes the files of its certificates.
+    Jobs that end are replaced until the cluster is closed or scaled down. The caller closes
+    ``on_close`` after the cluster, which removes the files of its certificates.
     """
     cls = jobqueue_class(name)
     section = options.get("config_name") or name
@@ -93,13 +83,7 @@ def _submit(name: str, cluster: SpecCluster, jobs: int) -> None:
 
 
 def jobqueue_class(name: str) -> Callable[..., SpecCluster]:
-    """Return dask-jobqueue's class for a batch system.
-
-    Raises
-    ------
-    ConfigError
-        If dask-jobqueue is not installed.
-    """
+    """Return dask-jobqueue's class for a batch system; ``ConfigError`` if it is not installed."""
     try:
         import dask_jobqueue
     except ImportError as error:
@@ -117,15 +101,9 @@ def job_options(options: Mapping[str, Any], settings: Mapping[str, Any]) -> dict
     - Dask's HTTP servers, which do not support TLS, listen on loopback only. There is no dashboard
       unless the user names an address for it.
 
-    Parameters
-    ----------
-    options
-        Options of the user, which take precedence.
-    settings
-        Dask's settings for the batch system, such as ``jobqueue.slurm``.
+    The user's options take precedence over Dask's settings for the batch system, such as
+    ``jobqueue.slurm``.
 
-    Examples
-    --------
     >>> job_options({"cores": 4}, {})["processes"]
     4
     >>> job_options({}, {"cores": 4, "processes": 2})["processes"]

@@ -1,4 +1,4 @@
-"""Starts clusters of worker processes on this machine."""
+"""Starts clusters of worker processes on this machine, forked from a prepared process."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
+import threading
+from collections.abc import Iterator
+from multiprocessing import forkserver
 from typing import Any
 
 import dask
@@ -14,7 +18,6 @@ from distributed import LocalCluster, Nanny, Worker
 from distributed.security import Security
 
 from clusterenv import config
-from clusterenv.cluster.fork_server import can_fork, forking, start_fork_server
 from clusterenv.cluster.plugins import ReplaceLostWorkers
 from clusterenv.cluster.security import LOOPBACK, NO_HTTP_ROUTES
 from clusterenv.data.processes import OWN_WORKER, signal_on_parent_death
@@ -30,6 +33,11 @@ _QUIET = {
     "distributed.admin.system-monitor.interval": "5s",
 }
 _HEARTBEAT_SECONDS = 3.0  # a nanny kills a worker that takes 4 seconds to close
+_METHOD = "distributed.worker.multiprocessing-method"
+
+_lock = threading.Lock()
+_starting = 0  # workers that are being forked now
+_before = ""  # the method that was set before
 
 
 class LocalWorker(Worker):  # type: ignore[misc]  # distributed is untyped
@@ -69,11 +77,11 @@ class LocalNanny(Nanny):  # type: ignore[misc]  # distributed is untyped
     """Starts and restarts a :class:`LocalWorker`, by forking it if possible."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        self._fork = can_fork()
+        self._fork = _can_fork()
         super().__init__(*args, **{"worker_class": LocalWorker, **options})
 
     async def instantiate(self) -> Any:
-        with forking() if self._fork else contextlib.nullcontext():
+        with _forking() if self._fork else contextlib.nullcontext():
             return await super().instantiate()
 
 
@@ -86,26 +94,71 @@ class _PlainNanny(LocalNanny):
 
 def start_local(security: Security | None, options: dict[str, Any]) -> LocalCluster:
     """Start a ``LocalCluster`` that replaces lost workers; ``options`` are passed to it."""
-    options = _local_options(options)
-    routes = {} if options["dashboard_address"] else NO_HTTP_ROUTES
-    if options.get("processes") is not False:
-        options = {**start_fork_server(), **options}
-    with dask.config.set({**_QUIET, **routes}):
-        cluster = LocalCluster(security=security, **options)
-    cluster.scheduler.add_plugin(ReplaceLostWorkers(cluster))
-    return cluster
-
-
-def _local_options(options: dict[str, Any]) -> dict[str, Any]:
     address = options.get("dashboard_address", config.get("local.dashboard-address"))
-    nanny = LocalNanny if address else _PlainNanny
-    return {
+    options = {
         "n_workers": config.get("local.n-workers") or CPU_COUNT,
         "threads_per_worker": config.get("local.threads-per-worker"),
         # Without a dashboard Dask still serves metrics over HTTP: keep that on loopback.
         "scheduler_kwargs": {"dashboard_address": address or LOOPBACK},
         "worker_dashboard_address": LOOPBACK,
-        **({} if options.get("processes") is False else {"worker_class": nanny}),
         **options,
         "dashboard_address": address,
     }
+    if options.get("processes") is not False:
+        nanny = LocalNanny if address else _PlainNanny
+        options = {"worker_class": nanny, **_start_fork_server(), **options}
+    with dask.config.set(_QUIET if address else {**_QUIET, **NO_HTTP_ROUTES}):
+        cluster = LocalCluster(security=security, **options)
+    cluster.scheduler.add_plugin(ReplaceLostWorkers(cluster))
+    return cluster
+
+
+def _can_fork() -> bool:
+    """Whether local workers are forked.
+
+    The setting ``clusterenv.local.fork`` turns this off, and so does any method but ``spawn`` in
+    Dask's configuration. It is used on Linux only, where libraries survive a fork, and not with
+    Python 3.11.0, whose fork server is open to other users (CVE-2022-42919).
+    """
+    safe = sys.platform == "linux" and sys.version_info >= (3, 11, 1)
+    wanted = safe and config.get("local.fork")
+    return bool(wanted and dask.config.get(_METHOD) in ("spawn", "forkserver"))
+
+
+def _start_fork_server() -> dict[str, Any]:
+    """Start the process that workers are forked from; return options for their nannies.
+
+    A worker that is spawned imports everything, in about three seconds. The fork server has
+    imported everything and is forked for each worker: workers start at once, also after a kill,
+    and share the memory of what was imported. It ends with this process.
+    """
+    if not _can_fork():
+        return {}
+    for name, value in dask.config.get("distributed.nanny.pre-spawn-environ").items():
+        os.environ.setdefault(name, str(value))  # as nannies do; libraries read it on import
+    forkserver.set_forkserver_preload(["clusterenv.worker.preload"])
+    forkserver.ensure_running()
+    # Variables that were set after the fork server started must reach the workers too.
+    return {"env": dict(os.environ)}
+
+
+@contextlib.contextmanager
+def _forking() -> Iterator[None]:
+    """Let Dask fork the worker processes that are started in this context.
+
+    Dask reads the method from its global configuration. It is set only while workers of ours
+    start, so that other clusters of this process keep theirs.
+    """
+    global _starting, _before
+    with _lock:
+        if not _starting:
+            _before = dask.config.get(_METHOD)
+            dask.config.set({_METHOD: "forkserver"})
+        _starting += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _starting -= 1
+            if not _starting:
+                dask.config.set({_METHOD: _before})

@@ -14,14 +14,7 @@ from distributed import Client, Scheduler, SchedulerPlugin
 from distributed.core import Status
 from distributed.deploy import SpecCluster
 
-__all__ = [
-    "ProtectShards",
-    "ReplaceLostJobs",
-    "ReplaceLostWorkers",
-    "affordable",
-    "lost_jobs",
-    "protect_shards",
-]
+__all__ = ["ReplaceLostJobs", "ReplaceLostWorkers", "affordable", "lost_jobs", "protect_shards"]
 
 logger = logging.getLogger("clusterenv")
 
@@ -66,23 +59,9 @@ def lost_jobs(
     """Return the jobs that have ended, judged by their workers.
 
     A job that is still queued has had no worker yet, and a worker that its nanny restarts is back
-    soon: neither job is lost.
+    soon: neither job is lost. ``jobs`` and ``present`` name workers, ``gone`` says when each
+    disconnected, and a worker that is gone for ``patience`` seconds will not return.
 
-    Parameters
-    ----------
-    jobs
-        Names of each job's workers.
-    present
-        Names of the workers that are connected.
-    gone
-        Time at which workers disconnected.
-    now
-        Current time of the same clock.
-    patience
-        Seconds after which a disconnected worker will not return.
-
-    Examples
-    --------
     >>> jobs = {"a": ["a-0", "a-1"], "b": ["b-0", "b-1"], "queued": ["q-0", "q-1"]}
     >>> gone = {"a-0": 10.0, "b-0": 10.0, "b-1": 11.0}
     >>> lost_jobs(jobs, present={"a-1"}, gone=gone, now=30.0, patience=15.0)
@@ -98,19 +77,10 @@ def lost_jobs(
 
 
 def affordable(replaced: Sequence[float], jobs: int, now: float) -> int:
-    """Return how many more jobs may be replaced: 5 per job in 10 minutes.
+    """Return how many more jobs may be replaced, after those at the times of ``replaced``.
 
-    Parameters
-    ----------
-    replaced
-        Times at which jobs were replaced.
-    jobs
-        Number of jobs of the cluster.
-    now
-        Current time of the same clock.
+    5 per job of the cluster in 10 minutes are allowed.
 
-    Examples
-    --------
     >>> affordable([0.0, 500.0, 600.0, 650.0], jobs=1, now=700.0)
     2
     """

@@ -20,15 +20,6 @@ NO_HTTP_ROUTES: dict[str, Any] = {
     "distributed.worker.http.routes": [],
 }
 
-_FIELDS = (
-    "tls_ca_file",
-    *(
-        f"tls_{role}_{part}"
-        for role in ("client", "scheduler", "worker")
-        for part in ("key", "cert")
-    ),
-)
-
 
 def choose_security(wanted: Any = None) -> Security | None:
     """Return the certificates for a cluster to start.
@@ -77,20 +68,11 @@ def in_files(security: Security, directory: Path) -> Security:
 
     The jobs of a batch system get the names of the files.
     """
-    written: dict[str, str | None] = {}
-    for name in _FIELDS:
-        value = getattr(security, name)
-        if value is not None and "\n" in value:
+    options = {name: getattr(security, name) for name in Security.__slots__}
+    for name, value in options.items():
+        if isinstance(value, str) and "\n" in value:
             path = directory / f"{name.removeprefix('tls_')}.pem"
             path.touch(mode=0o600, exist_ok=False)
             path.write_text(value)
-            value = str(path)
-        written[name] = value
-    return Security(
-        require_encryption=security.require_encryption,
-        tls_ciphers=security.tls_ciphers,
-        tls_min_version=security.tls_min_version,
-        tls_max_version=security.tls_max_version,
-        extra_conn_args=security.extra_conn_args,
-        **written,
-    )
+            options[name] = str(path)
+    return Security(**options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 __all__ = ["Finding", "Process", "Report", "Route", "Trial", "judge", "show"]
@@ -103,21 +103,22 @@ def judge(report: Report) -> list[Finding]:
     >>> judge(Report("slurm", failure="no worker came within 60 s"))[0].blocking
     True
     """
-    found = _versions(report) + _routes(report.routes) + _processors(report.workers)
+    return list(_findings(report))
+
+
+def _findings(report: Report) -> Iterator[Finding]:
     if report.failure is not None:
-        found.insert(0, Finding(report.failure + _log_advice(report.logs)))
+        yield Finding(report.failure + _log_advice(report.logs))
+    yield from _versions(report)
+    yield from _routes(report.routes)
+    yield from _processors(report.workers)
     if report.trial is not None and report.trial.error is not None:
-        found.append(
-            Finding(f"{report.trial.env} does not run on the workers: {report.trial.error}")
-        )
+        yield Finding(f"{report.trial.env} does not run on the workers: {report.trial.error}")
     if report.tls is False:
-        found.append(
-            _note(
-                "the cluster speaks plain TCP: everyone who reaches its ports can run code as you. "
-                "Clusters that ClusterEnv starts speak TLS unless security=False"
-            )
+        yield _note(
+            "the cluster speaks plain TCP: everyone who reaches its ports can run code as you. "
+            "Clusters that ClusterEnv starts speak TLS unless security=False"
         )
-    return found
 
 
 def _note(text: str) -> Finding:
@@ -132,10 +133,9 @@ def _log_advice(logs: Mapping[str, str]) -> str:
     return ""
 
 
-def _versions(report: Report) -> list[Finding]:
+def _versions(report: Report) -> Iterator[Finding]:
     if report.head is None:
-        return []
-    found = []
+        return
     others = [*report.workers, *([report.scheduler] if report.scheduler else [])]
     for package, ours in report.head.versions.items():
         if ours is None:
@@ -150,61 +150,44 @@ def _versions(report: Report) -> list[Finding]:
         for theirs, names in differ.items():
             where = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
             if theirs is None:
-                found.append(Finding(f"{package} {ours} is not installed on {where}: install it"))
+                yield Finding(f"{package} {ours} is not installed on {where}: install it")
             else:
-                text = (
+                yield Finding(
                     f"{package} is {ours} at the head and {theirs} on {where}: use one environment "
-                    "for both"
+                    "for both",
+                    blocking=ours.split(".")[:2] != theirs.split(".")[:2],
                 )
-                found.append(Finding(text, blocking=_release(ours) != _release(theirs)))
-    return found
 
 
-def _release(version: str) -> list[str]:
-    return version.split(".")[:2]
-
-
-def _routes(routes: tuple[Route, ...]) -> list[Finding]:
-    found = []
+def _routes(routes: tuple[Route, ...]) -> Iterator[Finding]:
     for route in routes:
         seconds, rate = route.seconds or 0.0, route.bytes_per_second or _SLOW_BYTES
         if route.error is not None:
-            found.append(
-                Finding(
-                    f"the head cannot reach {route.worker}: {route.error}. Name a network that "
-                    "both are on (interface: ib0); if a firewall leaves only some ports open, "
-                    "clusterenv.channel.ports: [9000, 9100] and worker_extra_args: "
-                    "['--worker-port', '9101:9200']"
-                )
+            yield Finding(
+                f"the head cannot reach {route.worker}: {route.error}. Name a network that both "
+                "are on (interface: ib0); if a firewall leaves only some ports open, "
+                "clusterenv.channel.ports: [9000, 9100] and worker_extra_args: "
+                "['--worker-port', '9101:9200']"
             )
         elif seconds > _SLOW_SECONDS:
-            found.append(
-                _note(
-                    f"a call to {route.worker} takes {1e3 * seconds:.0f} ms: step by step will be "
-                    "slow; collect with the policy beside the environments"
-                )
+            yield _note(
+                f"a call to {route.worker} takes {1e3 * seconds:.0f} ms: step by step will be "
+                "slow; collect with the policy beside the environments"
             )
         elif rate < _SLOW_BYTES:
-            found.append(
-                _note(
-                    f"{rate / 1e6:.0f} MB/s from {route.worker}: is there a faster network than "
-                    "the one in use (interface: ib0)?"
-                )
+            yield _note(
+                f"{rate / 1e6:.0f} MB/s from {route.worker}: is there a faster network than the "
+                "one in use (interface: ib0)?"
             )
-    return found
 
 
-def _processors(workers: tuple[Process, ...]) -> list[Finding]:
-    found = []
+def _processors(workers: tuple[Process, ...]) -> Iterator[Finding]:
     counts = Counter(worker.host for worker in workers if worker.host and worker.cpus)
     for host, count in counts.items():
         cpus = max(worker.cpus or 0 for worker in workers if worker.host == host)
         if count > cpus:
             shared = f"{cpus} CPU{'s' if cpus > 1 else ''}"
-            found.append(
-                _note(f"{count} workers on {host} share {shared}: they slow each other down")
-            )
-    return found
+            yield _note(f"{count} workers on {host} share {shared}: they slow each other down")
 
 
 def show(report: Report) -> str:

@@ -26,8 +26,6 @@ class Distribution:
     source: the number of sources doubles with each transfer. All methods return the transfers
     that start now.
 
-    Examples
-    --------
     >>> distribution = Distribution()
     >>> distribution.ask(0, newest=1), distribution.ask(1, newest=1)
     ([Order(shard=0, source=-1)], [])

@@ -18,12 +18,8 @@ def mean_divergence(local: Distribution, head: Distribution) -> float:
     """Return the mean over observations of ``KL(local ‖ head)``.
 
     The dimensions of an action are summed, observations are averaged. The divergence of versions
-    that cannot be compared, which is NaN, counts as infinite.
-
-    Raises
-    ------
-    ConfigError
-        If torch has no divergence for such distributions.
+    that cannot be compared, which is NaN, counts as infinite. Raises ``ConfigError`` if torch has
+    no divergence for such distributions.
     """
     try:
         divergence = kl_divergence(local, head)
@@ -42,13 +38,8 @@ def mean_divergence(local: Distribution, head: Distribution) -> float:
 class Probe:
     """The newest of the rows sampled from what policies acted on, in a ring.
 
-    The publisher evaluates versions on them.
-
-    Parameters
-    ----------
-    size
-        Rows kept. This bounds the cost of a publish: the new version and every version in use
-        are evaluated on so many observations.
+    Its size bounds the cost of a publish: the new version and every version in use are evaluated
+    on so many observations.
     """
 
     def __init__(self, size: int = 128) -> None:

@@ -30,16 +30,16 @@ from clusterenv.sync.weights import (
     tensors,
 )
 
-__all__ = ["Prepared", "Publisher", "probe_size"]
+__all__ = ["Prepared", "Publisher"]
 
 _PROBE = 128
 _EVALUATED_PARAMETERS = 2**25  # parameters × observations
 
 
-def probe_size(policy: nn.Module) -> int:
+def _probe_size(policy: nn.Module) -> int:
     """Return how many observations versions of a policy are compared on.
 
-    >>> probe_size(torch.nn.Linear(8, 4)), probe_size(torch.nn.Linear(1000, 1000))
+    >>> _probe_size(nn.Linear(8, 4)), _probe_size(nn.Linear(1000, 1000))
     (128, 33)
     """
     parameters = sum(parameter.numel() for parameter in policy.parameters())
@@ -63,20 +63,7 @@ class Publisher:
     It keeps the weights of the newest version and of every version that a shard acts with, so
     no weights travel to find out whether weights must travel. Versions are compared on 128
     observations, or fewer, down to 16, for a policy of more than 2**18 parameters, which bounds
-    the cost of a publish.
-
-    Parameters
-    ----------
-    policy
-        The first version.
-    rule
-        When shards pull.
-    observations
-        Layout of the observation space.
-    in_use
-        Returns the versions that shards act with.
-    version
-        Number of the first version.
+    the cost of a publish. ``in_use`` returns the versions that shards act with.
     """
 
     def __init__(
@@ -93,7 +80,7 @@ class Publisher:
         self._layout = observations
         self._obs_names = [leaf.name("obs") for leaf in observations.leaves if leaf.is_array]
         self._manifest = manifest_of(policy)
-        self.probe = Probe(probe_size(policy))
+        self.probe = Probe(_probe_size(policy))
         self.version = version
         self._same_since = version
         self._in_use = in_use
@@ -134,18 +121,11 @@ class Publisher:
         state: Mapping[str, Column] | None = None,
         take: int | None = None,
     ) -> None:
-        """Keep some of these rows, if the rule wants versions to be compared.
+        """Keep some of what a policy acted on, if the rule wants versions to be compared.
 
-        Parameters
-        ----------
-        obs, envs, mask
-            What a policy acted on: observations that are arrays, global env indices, allowed
-            actions.
-        state
-            A recurrent policy's state there; where it is not known, versions are compared at the
-            initial state.
-        take
-            How many rows to keep; by default a quarter of the probe.
+        ``obs`` has the observations that are arrays, ``envs`` global env indices, ``mask`` the
+        allowed actions. Where the ``state`` of a recurrent policy is not known, versions are
+        compared at the initial state. By default a quarter of the probe is replaced.
         """
         if not self._rule.needs_divergence:
             return
@@ -159,14 +139,8 @@ class Publisher:
     def publish(self, policy: Policy, scalars: Mapping[str, float]) -> Announcement:
         """Make a new version and return its announcement.
 
-        Scalars that are not given keep their values.
-
-        Raises
-        ------
-        ConfigError
-            If the policy is another one.
-        Diverged
-            If it has become NaN.
+        Scalars that are not given keep their values. Raises ``ConfigError`` if the policy is
+        another one, and ``Diverged`` if it has become NaN.
         """
         return self.commit(self.prepare(policy, scalars))
 
@@ -178,13 +152,8 @@ class Publisher:
     ) -> Prepared:
         """Copy a new version's weights and compare it with those in use; nothing is published yet.
 
-        Parameters
-        ----------
-        policy, scalars
-            As for :meth:`publish`, which is this and :meth:`commit`.
-        lock
-            Guards what other threads change: the versions in use and the probe. It is never held
-            while a policy is evaluated.
+        :meth:`publish` is this and :meth:`commit`. ``lock`` guards what other threads change: the
+        versions in use and the probe. It is never held while a policy is evaluated.
         """
         check_numbers(policy, self.version)
         scalars = {**self._published, **scalars}

@@ -26,15 +26,6 @@ class Subscriber:
 
     Decides only: the caller receives announcements, requests weights and loads them.
 
-    Parameters
-    ----------
-    rule
-        When to pull.
-    version
-        The version that the worker starts with.
-
-    Examples
-    --------
     >>> from clusterenv.sync.rules import Every
     >>> subscriber = Subscriber(Every(2), version=0)
     >>> subscriber.newest = Announcement(1, {}, {}, same_since=1)

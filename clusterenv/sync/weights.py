@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import hashlib
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +17,7 @@ from clusterenv.data.buffer_pool import BufferPool
 from clusterenv.errors import ConfigError, Diverged
 
 __all__ = [
-    "Entry",
-    "Manifest",
+    "TensorManifest",
     "Weights",
     "assign_views",
     "check_numbers",
@@ -33,7 +32,7 @@ _ALIGN = 64
 
 
 @dataclass(frozen=True)
-class Entry:
+class _Entry:
     """Name, dtype, shape and place in the buffer of one tensor."""
 
     name: str
@@ -44,10 +43,10 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class TensorManifest:
     """The tensors of a module, in the order of its ``state_dict``."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[_Entry, ...]
     nbytes: int
 
 
@@ -59,46 +58,46 @@ class Weights:
     buffer: npt.NDArray[np.uint8]
 
     @functools.cached_property
-    def digest(self) -> str:
-        """A checksum that is sent with the buffer and compared on arrival."""
-        return hashlib.blake2b(memoryview(self.buffer), digest_size=16).hexdigest()  # type: ignore[arg-type]
+    def digest(self) -> int:
+        """CRC-32 of the buffer, which is sent with it and compared on arrival.
+
+        It detects damage in transit, and no more is needed: both ends know the token of the
+        connection. A cryptographic digest takes several times as long.
+        """
+        return zlib.crc32(self.buffer.data)
 
 
-def manifest_of(module: nn.Module) -> Manifest:
+def manifest_of(module: nn.Module) -> TensorManifest:
     """Describe the tensors of a module, parameters and buffers."""
     entries = []
     offset = 0
     for name, tensor in _state(module).items():
         nbytes = tensor.numel() * tensor.element_size()
         dtype = str(tensor.dtype).removeprefix("torch.")
-        entries.append(Entry(name, dtype, tuple(tensor.shape), offset, nbytes))
+        entries.append(_Entry(name, dtype, tuple(tensor.shape), offset, nbytes))
         offset += -(-nbytes // _ALIGN) * _ALIGN
-    return Manifest(tuple(entries), offset)
+    return TensorManifest(tuple(entries), offset)
 
 
-def pack(module: nn.Module, manifest: Manifest, version: int, pool: BufferPool) -> Weights:
+def pack(module: nn.Module, manifest: TensorManifest, version: int, pool: BufferPool) -> Weights:
     """Copy a module's tensors into one buffer from a pool.
 
-    Raises
-    ------
-    ConfigError
-        If the module's tensors do not match the manifest; the message names the first that differs.
+    Raises ``ConfigError`` if the module's tensors do not match the manifest.
     """
     state = _state(module)
-    check(manifest_of(module), manifest)
+    _check(manifest_of(module), manifest)
     buffer = pool.empty((manifest.nbytes,), np.dtype(np.uint8))
     with torch.no_grad():
-        for entry, view in zip(manifest.entries, _views(manifest, buffer), strict=True):
+        for entry, view in _views(manifest, buffer):
             view.copy_(state[entry.name])
             end = entry.offset + entry.nbytes
             buffer[end : end + -entry.nbytes % _ALIGN] = 0
     return Weights(version, buffer)
 
 
-def tensors(manifest: Manifest, weights: Weights) -> dict[str, Tensor]:
+def tensors(manifest: TensorManifest, weights: Weights) -> dict[str, Tensor]:
     """Return a buffer's tensors by name, as views."""
-    names = (entry.name for entry in manifest.entries)
-    return dict(zip(names, _views(manifest, weights.buffer), strict=True))
+    return {entry.name: view for entry, view in _views(manifest, weights.buffer)}
 
 
 def holds(module: nn.Module, given: Mapping[str, Tensor]) -> bool:
@@ -110,15 +109,15 @@ def holds(module: nn.Module, given: Mapping[str, Tensor]) -> bool:
     )
 
 
-def load(module: nn.Module, manifest: Manifest, weights: Weights) -> None:
+def load(module: nn.Module, manifest: TensorManifest, weights: Weights) -> None:
     """Copy a buffer's tensors into a module."""
     state = _state(module)
     with torch.inference_mode():  # tensors that a policy created while acting need it
-        for entry, view in zip(manifest.entries, _views(manifest, weights.buffer), strict=True):
+        for entry, view in _views(manifest, weights.buffer):
             state[entry.name].copy_(view)
 
 
-def assign_views(module: nn.Module, manifest: Manifest, weights: Weights) -> None:
+def assign_views(module: nn.Module, manifest: TensorManifest, weights: Weights) -> None:
     """Replace a module's tensors by views of a buffer, without a copy.
 
     Other references to the module's old tensors, such as an optimizer's, are not updated.
@@ -126,15 +125,17 @@ def assign_views(module: nn.Module, manifest: Manifest, weights: Weights) -> Non
     module.load_state_dict(tensors(manifest, weights), strict=False, assign=True)
 
 
-def check(given: Manifest, expected: Manifest) -> None:
-    """Raise unless two manifests describe the same tensors."""
-    ours = {entry.name: entry for entry in expected.entries}
-    theirs = {entry.name: entry for entry in given.entries}
+def _check(given: TensorManifest, expected: TensorManifest) -> None:
+    """Raise unless two manifests describe the same tensors; name the first that differs."""
+    ours, theirs = (
+        {entry.name: f"{entry.dtype}{list(entry.shape)}" for entry in manifest.entries}
+        for manifest in (expected, given)
+    )
     for name in [*ours, *theirs]:
-        a, b = ours.get(name), theirs.get(name)
-        if a is None or b is None or (a.dtype, a.shape) != (b.dtype, b.shape):
+        was, now = ours.get(name, "missing"), theirs.get(name, "missing")
+        if was != now:
             raise ConfigError(
-                f"the policy's {name!r} is {_shown(b)}, and was {_shown(a)} at first; publish the "
+                f"the policy's {name!r} is {now}, and was {was} at first; publish the "
                 "policy that the run began with, or a copy of it: collector.publish(policy)"
             )
 
@@ -152,15 +153,13 @@ def check_numbers(module: nn.Module, version: int) -> None:
                 )
 
 
-def _views(manifest: Manifest, buffer: npt.NDArray[np.uint8]) -> Iterator[Tensor]:
+def _views(
+    manifest: TensorManifest, buffer: npt.NDArray[np.uint8]
+) -> Iterator[tuple[_Entry, Tensor]]:
     whole = torch.from_numpy(buffer)
     for entry in manifest.entries:
         part = whole[entry.offset : entry.offset + entry.nbytes]
-        yield part.view(getattr(torch, entry.dtype)).reshape(entry.shape)
-
-
-def _shown(entry: Entry | None) -> str:
-    return "missing" if entry is None else f"{entry.dtype}{list(entry.shape)}"
+        yield entry, part.view(getattr(torch, entry.dtype)).reshape(entry.shape)
 
 
 def _state(module: nn.Module) -> Mapping[str, Tensor]:

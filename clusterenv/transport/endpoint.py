@@ -16,11 +16,11 @@ import ssl
 import struct
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from clusterenv.errors import ConfigError, ConnectionClosed
-from clusterenv.transport.blocking import BlockingConnection
+from clusterenv.transport.connection import BlockingConnection
 from clusterenv.transport.framing import MESSAGE_LIMIT
 
 __all__ = ["Endpoint", "Listener", "connect"]
@@ -44,18 +44,9 @@ class Endpoint(NamedTuple):
 class Listener:
     """Accepts connections from clients that know the token.
 
-    Parameters
-    ----------
-    host
-        The address to listen on.
-    context
-        TLS context for TCP connections; ``None`` for no TLS.
-    ports
-        The first and the last port allowed; ``None`` for any.
-    local
-        Whether to listen on a Unix socket too.
-    limit
-        Largest blob of a message, in bytes.
+    It listens on a TCP port, from the first to the last of ``ports`` if they are given, and with
+    ``local`` also on a Unix socket. The TLS context is for TCP only. ``limit`` is the largest blob
+    of a message, in bytes.
     """
 
     def __init__(
@@ -73,49 +64,41 @@ class Listener:
         name = None
         if local and _HAS_LOCAL:
             name = b"\0clusterenv-" + secrets.token_hex(16).encode()
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._socks.append(sock)
             try:
-                self._socks.append(_bind_local(name))
+                sock.bind(name)
+                sock.listen(4)
             except OSError:  # a system that forbids it; TCP will do
+                self._socks.pop().close()
                 name = None
         port: int = tcp.getsockname()[1]
         self.endpoint = Endpoint(host, port, name, secrets.token_bytes(_TOKEN_BYTES))
 
     def accept(self, timeout: float) -> BlockingConnection:
-        """Return the head's connection; clients without the token are disconnected.
+        """Return the first connection of a client that knows the token.
 
-        Raises
-        ------
-        ConnectionClosed
-            If the head did not connect within ``timeout`` seconds, or the listener was closed.
+        Raises ``ConnectionClosed`` after ``timeout`` seconds, or if the listener was closed.
         """
         deadline = time.monotonic() + timeout
         while (left := deadline - time.monotonic()) > 0:
-            admitted = [
-                connection
-                for sock in self.arrivals(left)
-                if (connection := self.admit(sock)) is not None
-            ]
-            for connection in admitted[1:]:  # there is one head
-                connection.close()
-            if admitted:
-                return admitted[0]
+            for sock in self.arrivals(left):
+                if (connection := self.admit(sock)) is not None:
+                    return connection
         raise ConnectionClosed(f"the head did not connect within {timeout:g} s")
 
-    def arrivals(self, timeout: float | None) -> list[socket.socket]:
-        """Return the sockets of new clients; none if no client connects within ``timeout`` seconds.
+    def arrivals(self, timeout: float | None) -> Iterator[socket.socket]:
+        """Yield the sockets of new clients; none if no client connects within ``timeout`` seconds.
 
-        Raises
-        ------
-        ConnectionClosed
-            If the listener was closed.
+        Raises ``ConnectionClosed`` if the listener was closed.
         """
         poll = select.poll()
         try:
             waiting = {sock.fileno(): sock for sock in self._socks}
             for number in waiting:
                 poll.register(number, select.POLLIN)
-            ready = poll.poll(None if timeout is None else 1000 * timeout)
-            return [waiting[number].accept()[0] for number, _ in ready]
+            for number, _ in poll.poll(None if timeout is None else 1000 * timeout):
+                yield waiting[number].accept()[0]
         except (OSError, ValueError) as error:
             raise ConnectionClosed("the listener was closed") from error
 
@@ -155,12 +138,8 @@ def connect(endpoint: Endpoint, context: ssl.SSLContext | None, timeout: float) 
     """Return a socket that is connected to a :class:`Listener` and has sent the token.
 
     It is a Unix socket if the listener is on this machine and has one. The caller makes the
-    connection of it that it needs: ``NonBlockingConnection(connect(…))`` at the head.
-
-    Raises
-    ------
-    OSError
-        If the listener cannot be reached.
+    connection of it that it needs: ``NonBlockingConnection(connect(…))`` at the head. Raises
+    ``OSError`` if the listener cannot be reached.
     """
     sock = _connect_local(endpoint.local) if endpoint.local is not None else None
     if sock is None:
@@ -202,17 +181,6 @@ def _is_local(sock: socket.socket) -> bool:
 def _peer_is_me(sock: socket.socket) -> bool:
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return bool(_CREDENTIALS.unpack(raw)[1] == os.geteuid())
-
-
-def _bind_local(name: bytes) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.bind(name)
-        sock.listen(4)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
 
 
 def _bind(host: str, ports: Sequence[int] | None) -> socket.socket:

@@ -59,13 +59,8 @@ class Message(NamedTuple):
 def pack(kind: int, blob: bytes, body: Sequence[Array], limit: int) -> tuple[bytes, int]:
     r"""Return the header and the blob of a message as they are sent, and the size of its body.
 
-    Raises
-    ------
-    ConfigError
-        If the blob has more than ``limit`` bytes.
+    Raises ``ConfigError`` if the blob has more than ``limit`` bytes.
 
-    Examples
-    --------
     >>> pack(7, b"blob", [], limit=100)
     (b'\x07\x00\x00\x00\x04\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00blob', 0)
     """
@@ -84,13 +79,8 @@ def pack(kind: int, blob: bytes, body: Sequence[Array], limit: int) -> tuple[byt
 def unpack(raw: bytes | bytearray, limit: int) -> Header:
     """Return the header of a message.
 
-    Raises
-    ------
-    ConnectionClosed
-        If it announces a blob of more than ``limit`` bytes: no memory is allocated for it.
+    Raises ``ConnectionClosed`` if it announces a blob of more than ``limit`` bytes.
 
-    Examples
-    --------
     >>> unpack(pack(7, b"blob", [], limit=100)[0][:HEADER_SIZE], limit=100)
     Header(kind=7, blob=4, body=0)
     """

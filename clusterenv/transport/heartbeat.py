@@ -10,8 +10,6 @@ class Heartbeat:
 
     All times are of one clock, which the caller reads.
 
-    Examples
-    --------
     >>> heartbeat = Heartbeat(now=0)
     >>> heartbeat.pong(10, steps=5, busy=True)
     >>> heartbeat.pong(20, steps=5, busy=True)
@@ -20,7 +18,8 @@ class Heartbeat:
     """
 
     def __init__(self, now: float) -> None:
-        self._heard = self._moved = now
+        self.heard_at = self._moved = now
+        """Time of the last sign of life."""
         self._steps = -1
         self._busy = False
 
@@ -29,31 +28,26 @@ class Heartbeat:
         """Steps that the shard had taken at its last ``PONG``."""
         return max(0, self._steps)
 
-    @property
-    def heard_at(self) -> float:
-        """Time of the last sign of life."""
-        return self._heard
-
     def heard(self, now: float) -> None:
         """Record that bytes were received from the shard, or accepted by it."""
-        self._heard = now
+        self.heard_at = now
 
     def progress(self, now: float) -> None:
         """Record that a fragment, or a part of a message, was received."""
-        self._heard = self._moved = now
+        self.heard_at = self._moved = now
 
     def pong(self, now: float, steps: int, busy: bool) -> None:
         """Record a ``PONG``: steps taken so far, and whether the environments are being stepped."""
-        self._heard = now
+        self.heard_at = now
         if steps != self._steps or not busy:
             self._moved = now
         self._steps, self._busy = steps, busy
 
     def fault(self, now: float, silence: float, step: float) -> str | None:
         """Return what is wrong, if anything: no answer or no step for that many seconds."""
-        if now - self._heard > silence:
+        if now - self.heard_at > silence:
             return (
-                f"has not answered for {now - self._heard:.0f} s: its process is stopped, holds "
+                f"has not answered for {now - self.heard_at:.0f} s: its process is stopped, holds "
                 "Python's lock, or cannot be reached"
             )
         if self._busy and now - self._moved > step:

@@ -158,7 +158,7 @@ class WeightsMeta(NamedTuple):
     """Blob of ``WEIGHTS``."""
 
     version: int
-    digest: str
+    digest: int
     """Checksum of the weights."""
     source: str | tuple[Any, ...] | None = None
     """Where the weights are: in the body (``None``), in the cache of the shard's process

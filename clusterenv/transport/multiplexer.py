@@ -11,10 +11,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from clusterenv.data.spaces import Array
 from clusterenv.errors import ClusterEnvError, ConnectionClosed
+from clusterenv.transport.connection import NonBlockingConnection
 from clusterenv.transport.framing import Header, Message
 from clusterenv.transport.framing import Place as ConnectionPlace
 from clusterenv.transport.heartbeat import Heartbeat
-from clusterenv.transport.nonblocking import NonBlockingConnection
 
 __all__ = ["Multiplexer", "Peer", "Place"]
 
@@ -32,13 +32,8 @@ class Peer(Protocol):
 
 
 P = TypeVar("P", bound=Peer)
-
-
 Place = Callable[[P, Header, Any], Sequence[Array]]
-"""Returns the arrays that receive the body of a peer's message, given its header and blob.
-
-It raises ``ConnectionClosed`` if no such message is expected.
-"""
+"""As the ``Place`` of a connection, for the message of a peer."""
 
 
 class Multiplexer(Generic[P]):
@@ -49,11 +44,6 @@ class Multiplexer(Generic[P]):
 
     One thread calls :meth:`add`, :meth:`remove` and :meth:`listen`; any thread may call
     :meth:`send` and :meth:`wake`.
-
-    Parameters
-    ----------
-    place
-        Returns the arrays for the body of a message.
     """
 
     def __init__(self, place: Place[P]) -> None:
@@ -96,17 +86,8 @@ class Multiplexer(Generic[P]):
     ) -> bool:
         """Send what the system accepts at once; :meth:`listen` sends the rest.
 
-        If the connection is broken, :meth:`listen` reports that.
-
-        Parameters
-        ----------
-        copy
-            Whether the arrays of ``body`` may change after this call.
-
-        Returns
-        -------
-        bool
-            Whether a part is still to be sent.
+        If the connection is broken, :meth:`listen` reports that. With ``copy``, the arrays of
+        ``body`` may change after this call. Returns whether a part is still to be sent.
         """
         try:
             if not peer.connection.send(kind, blob, body, copy=copy):

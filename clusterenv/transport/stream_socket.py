@@ -35,12 +35,7 @@ _KEEPALIVE = (
 class StreamSocket:
     """Sends and receives buffers, and turns every fault into ``ConnectionClosed``.
 
-    Parameters
-    ----------
-    sock
-        A connected socket.
-    blocking
-        Whether :meth:`send` and :meth:`recv_into` wait for the peer.
+    ``blocking`` says whether :meth:`send` and :meth:`recv_into` wait for the peer.
     """
 
     def __init__(self, sock: socket.socket, *, blocking: bool) -> None:

@@ -20,7 +20,7 @@ from clusterenv.data.pickling import loads
 from clusterenv.errors import ConnectionClosed
 from clusterenv.simulation.engines import build
 from clusterenv.simulation.engines.base import Engine
-from clusterenv.transport.blocking import BlockingConnection
+from clusterenv.transport.connection import BlockingConnection
 from clusterenv.transport.endpoint import Listener
 from clusterenv.transport.messages import Failure
 from clusterenv.worker.failures import failure_of
@@ -29,7 +29,7 @@ from clusterenv.worker.specs import Opened, ShardSpec
 from clusterenv.worker.step_server import StepServer
 from clusterenv.worker.streamer import Stream
 from clusterenv.worker.tuning import may_tune, tune_process
-from clusterenv.worker.weight_relay import WeightRelay, fetch
+from clusterenv.worker.weight_transfer import WeightRelay, fetch
 
 __all__ = ["Shard"]
 
@@ -42,7 +42,9 @@ class Shard:
     def __init__(self, spec: ShardSpec) -> None:
         worker = get_worker()
         self._spec = spec
-        self._host = _bindable_host(worker.address)
+        # Workers of LocalCluster(processes=False) have no address of their own.
+        in_process = worker.address.startswith("inproc://")
+        self._host = "127.0.0.1" if in_process else get_address_host(worker.address)
         self._tls = self._to_workers = None
         if worker.address.startswith("tls://"):
             self._tls = worker.security.get_listen_args("worker")["ssl_context"]
@@ -59,15 +61,10 @@ class Shard:
         )
 
     async def open(self, recipe: bytes, stream: bytes | None) -> Opened | Failure:
-        """Make the environments and begin to listen.
+        """Make the environments of a pickled ``Recipe`` and begin to listen.
 
-        Parameters
-        ----------
-        recipe
-            A pickled ``Recipe``, unpickled in the shard's thread.
-        stream
-            A pickled ``StreamSpec``, if the shard collects by itself. It may be large, so it does
-            not go through the scheduler.
+        ``stream`` is a pickled ``StreamSpec``, if the shard collects by itself. It may be large, so
+        it does not go through the scheduler.
         """
         self._recipe, self._stream = recipe, stream
         self._thread.start()
@@ -78,9 +75,7 @@ class Shard:
         self._closing.set()
         if self._thread.ident is None:
             return True  # never opened
-        for end in (self._connection, self._listener, self._relay):
-            if end is not None:
-                end.close()
+        self._close_ends()
         try:
             await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._ended)), timeout)
         except TimeoutError:
@@ -119,9 +114,7 @@ class Shard:
             pass  # the head has ended or closed the connection
         finally:
             try:
-                for end in (self._connection, self._listener, self._relay):
-                    if end is not None:
-                        end.close()
+                self._close_ends()
                 if engine is not None:
                     engine.close()
             except Exception:
@@ -129,17 +122,15 @@ class Shard:
             finally:
                 self._ended.set_result(None)
 
+    def _close_ends(self) -> None:
+        for end in (self._connection, self._listener, self._relay):
+            if end is not None:
+                end.close()
+
     def _make_stream(self, engine: Engine, pickled: bytes) -> Stream:
         spec = loads(pickled)
         fetcher = partial(fetch, context=self._to_workers, timeout=self._spec.accept_timeout)
-        stream = Stream(
-            engine,
-            spec,
-            self._spec.first,
-            self._spec.incarnation,
-            self._spec.fleet,
-            fetcher if spec.relays else None,
-        )
+        stream = Stream(engine, self._spec, spec, fetcher if spec.relays else None)
         if spec.relays:
             self._relay = WeightRelay(stream.cache, self._listen())
         return stream
@@ -147,8 +138,3 @@ class Shard:
     def _listen(self) -> Listener:
         spec = self._spec
         return Listener(self._host, self._tls, spec.ports, spec.local, spec.message_limit)
-
-
-def _bindable_host(address: str) -> str:
-    # Workers of LocalCluster(processes=False) have no address of their own.
-    return "127.0.0.1" if address.startswith("inproc://") else get_address_host(address)

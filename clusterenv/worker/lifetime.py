@@ -17,20 +17,15 @@ _ASK_SECONDS = 10.0
 def seconds_left(lifetime: float | None) -> float | None:
     """Return the seconds until this process must end, or ``None`` if that is not known.
 
-    Parameters
-    ----------
-    lifetime
-        Lifetime of the Dask worker in seconds, from the start of its process, if it has one.
+    ``lifetime`` is that of the Dask worker in seconds, from the start of its process.
     """
     left = []
     if lifetime:
         left.append(psutil.Process().create_time() + lifetime - time.time())
     if end := os.environ.get("SLURM_JOB_END_TIME"):  # set by Slurm 23.02 and newer
         left.append(float(end) - time.time())
-    elif job := os.environ.get("SLURM_JOB_ID"):
-        of_job = _ask_slurm(job)
-        if of_job is not None:
-            left.append(of_job)
+    elif (job := os.environ.get("SLURM_JOB_ID")) and (of_job := _ask_slurm(job)) is not None:
+        left.append(of_job)
     return min(left) if left else None
 
 
@@ -46,8 +41,6 @@ def _ask_slurm(job: str) -> float | None:
 def parse_slurm(text: str) -> float | None:
     """Return the seconds of ``[[days-]hours:]minutes:seconds``; ``None`` for any other text.
 
-    Examples
-    --------
     >>> parse_slurm("1-02:03:04"), parse_slurm("59:58"), parse_slurm("UNLIMITED")
     (93784.0, 3598.0, None)
     """

@@ -63,13 +63,7 @@ SWITCHES = ("fragment", "step")
 
 @dataclass(frozen=True)
 class StreamSpec:
-    """What a shard needs to collect.
-
-    Raises
-    ------
-    ConfigError
-        If a collector cannot be made of these.
-    """
+    """What a shard needs to collect; raises ``ConfigError`` if it cannot."""
 
     policy: Policy
     rule: SyncRule
@@ -83,8 +77,6 @@ class StreamSpec:
     """Whether workers pass weights on to each other."""
     text: str = "refuse"
     """How text in observations is handled."""
-    head: tuple[int, int] = field(default_factory=this_process)
-    """The head's process, which may be the worker's too."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.policy, Policy):

@@ -18,7 +18,7 @@ from clusterenv.simulation.masks import InfoMask
 from clusterenv.simulation.policy_rng import PolicyRNG
 from clusterenv.simulation.policy_runner import PolicyRunner
 from clusterenv.sync.weights import Weights, load, manifest_of
-from clusterenv.transport.blocking import BlockingConnection
+from clusterenv.transport.connection import BlockingConnection
 from clusterenv.transport.framing import Header
 from clusterenv.transport.messages import (
     ActRequest,
@@ -37,17 +37,7 @@ _RESERVED = {"action", "policy_version", "env_id", "lost", "final_obs", "final_i
 
 
 class StepServer:
-    """Answers the head's requests in order: steps, resets, calls, and steps by a policy.
-
-    Parameters
-    ----------
-    engine
-        The environments.
-    connection
-        To the head.
-    first
-        Global index of the first environment.
-    """
+    """Answers the head's requests in order: steps, resets, calls, and steps by a policy."""
 
     def __init__(self, engine: Engine, connection: BlockingConnection, first: int) -> None:
         self._engine = engine
@@ -187,11 +177,8 @@ class StepServer:
     ) -> None:
         """Record which environments begin an episode, and the masks that a step returned.
 
-        Parameters
-        ----------
-        finished
-            Environments that the step only reset; ``None`` if the engine resets in the step that
-            ends an episode.
+        ``finished`` are those that the step only reset; ``None`` if the engine resets in the step
+        that ends an episode.
         """
         began = np.zeros_like(self._began)
         began[rows] = (self._over() if finished is None else finished)[rows]

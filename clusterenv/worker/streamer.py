@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -27,14 +28,13 @@ from clusterenv.simulation.loop import EnvLoop
 from clusterenv.simulation.policy_rng import PolicyRNG
 from clusterenv.simulation.policy_runner import Acting
 from clusterenv.sync.subscriber import Announcement, Subscriber
-from clusterenv.sync.weight_cache import weight_cache_of
 from clusterenv.sync.weights import Weights, load, manifest_of
-from clusterenv.transport.blocking import BlockingConnection
+from clusterenv.transport.connection import BlockingConnection
 from clusterenv.transport.framing import Header
 from clusterenv.transport.messages import FragmentMeta, MessageKind, Pong, WeightsMeta
 from clusterenv.worker.failures import failure_of
-from clusterenv.worker.specs import StreamSpec
-from clusterenv.worker.weight_puller import Fetch, WeightPuller
+from clusterenv.worker.specs import ShardSpec, StreamSpec
+from clusterenv.worker.weight_transfer import Fetch, WeightPuller, weight_cache_of
 
 __all__ = ["Stream"]
 
@@ -42,70 +42,44 @@ Credit = bool | Literal["drain"] | None
 """Whether the fragment must be made with the newest policy; or to drain the shard, or to stop."""
 
 
-class Note(NamedTuple):
-    """A message without a body, queued for the head."""
+class Outgoing(NamedTuple):
+    """A message that is queued for the head."""
 
     kind: MessageKind
-    blob: bytes
+    blob: Any
+    body: Sequence[Array] = ()
+    fragment: Fragment | None = None
+    """To be recycled when it is sent."""
 
 
 class Stream:
     """A collecting shard; made before the head connects, so that faults show early.
 
-    Parameters
-    ----------
-    engine
-        The environments.
-    spec
-        What to collect.
-    first
-        Global index of the first environment.
-    incarnation
-        How often the shard was restarted.
-    fleet
-        Name of the fleet, whose shards in this process share downloaded weights.
-    fetch
-        Downloads weights from another worker, if workers pass them on.
+    ``fetch`` downloads weights from another worker, if workers pass them on.
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        spec: StreamSpec,
-        first: int,
-        incarnation: int = 0,
-        fleet: str = "",
-        fetch: Fetch | None = None,
+        self, engine: Engine, shard: ShardSpec, spec: StreamSpec, fetch: Fetch | None = None
     ) -> None:
+        first = self._first = shard.first
+        seeds = env_seeds(spec.seed, shard.incarnation, first, engine.num_envs)
         rng = None
-        if spec.head != this_process():  # there, the random numbers are the learner's
+        if shard.head != this_process():  # there, the random numbers are the learner's
             # The random numbers of policies are reproducible too, for the same sharding.
-            (seed,) = env_seeds(spec.seed, incarnation, first, 1)
-            rng = PolicyRNG(seed, restore=False)
-        self._first = first
+            rng = PolicyRNG(seeds[0], restore=False)
         self._by_step = spec.switch == "step"
         self._policy = spec.policy.eval()
         self._manifest = manifest_of(self._policy)
         self._client = Subscriber(spec.rule, spec.version)
         self._loop = EnvLoop(
-            engine,
-            self._policy,
-            first,
-            spec.horizon,
-            env_seeds(spec.seed, incarnation, first, engine.num_envs),
-            spec.env_faults,
-            rng,
-            spec.text,
+            engine, self._policy, first, spec.horizon, seeds, spec.env_faults, rng, spec.text
         )
         self._credits: queue.SimpleQueue[Credit] = queue.SimpleQueue()
-        self._outbox: queue.SimpleQueue[tuple[Fragment, FragmentMeta, list[Array]] | Note | None]
-        self._outbox = queue.SimpleQueue()
-        self.cache = weight_cache_of(fleet)
+        self._outbox: queue.SimpleQueue[Outgoing | None] = queue.SimpleQueue()
+        self.cache = weight_cache_of(shard.fleet)
         """The weights that shards of this fleet have received in this process."""
         self._relays = fetch is not None
-        self._puller = WeightPuller(
-            self.cache, fetch, self._manifest.nbytes, self._deliver, name=str(first)
-        )
+        self._puller = WeightPuller(self.cache, fetch, self._manifest.nbytes, self._deliver, first)
         self._changed = threading.Condition()
         self._arrived: Weights | None = None
         self._closed = False
@@ -122,8 +96,9 @@ class Stream:
             helper.start()
         try:
             while (fresh := self._credits.get()) is not None:
-                if fresh == "drain":  # all credits before it are used up
-                    self._drain()
+                if fresh == "drain":  # all credits before it are used up, all fragments are sent
+                    self._tell(MessageKind.DRAINED, self._loop.waiting_rows)
+                    self._wait_for_close()
                     break
                 self._synchronize(wait=fresh)
                 self._busy = True
@@ -133,23 +108,21 @@ class Stream:
                 self._busy = False
                 parts, body = encode(fragment)
                 meta = self._meta(fragment, newest, divergence, parts)
-                self._outbox.put((fragment, meta, body))
+                self._outbox.put(Outgoing(MessageKind.FRAGMENT, tuple(meta), body, fragment))
         except Interrupted:
             pass
         except (Exception, SystemExit) as error:
             if not self._closed:
                 self._tell(MessageKind.FAILED, failure_of(error, self._first, "collect"))
-                while self._credits.get() is not None:  # until the head has read it and closes
-                    pass
+                self._wait_for_close()
         finally:
             self._outbox.put(None)
             connection.close()
             for helper in helpers:
                 helper.join()
 
-    def _drain(self) -> None:
-        """Report that every finished fragment was sent, and wait until the head closes."""
-        self._tell(MessageKind.DRAINED, self._loop.waiting_rows)
+    def _wait_for_close(self) -> None:
+        """Wait until the head has read everything and closes the connection."""
         while self._credits.get() is not None:
             pass
 
@@ -183,13 +156,13 @@ class Stream:
             load(self._policy, self._manifest, weights)
             self._client.pulled(weights.version)
 
-    def _tell(self, kind: MessageKind, what: Any) -> None:
+    def _tell(self, kind: MessageKind, blob: Any) -> None:
         """Queue a message for the head.
 
         Only the sender thread writes to the connection. If the reader did and had to wait for the
         head to read, while the head waits for this reader, both would wait forever.
         """
-        self._outbox.put(Note(kind, dumps(what)))
+        self._outbox.put(Outgoing(kind, blob))
 
     def _meta(
         self, fragment: Fragment, newest: int, divergence: float | None, parts: Parts
@@ -209,13 +182,10 @@ class Stream:
 
     def _send(self) -> None:
         try:
-            while (item := self._outbox.get()) is not None:
-                if isinstance(item, Note):
-                    self._connection.send(item.kind, item.blob)
-                    continue
-                fragment, meta, body = item
-                self._connection.send(MessageKind.FRAGMENT, dumps(tuple(meta)), body)
-                self._loop.recycle(fragment)
+            while (message := self._outbox.get()) is not None:
+                self._connection.send(message.kind, dumps(message.blob), message.body)
+                if message.fragment is not None:
+                    self._loop.recycle(message.fragment)
         except ConnectionClosed:
             self._stop()
         except ConfigError as error:  # a message larger than allowed

@@ -24,12 +24,8 @@ _ARRAY = 32 << 20  # bytes; the largest that older versions of glibc accept
 def may_tune(tune: Tune, head: tuple[int, int]) -> bool:
     """Whether this process may be tuned.
 
-    Parameters
-    ----------
-    tune
-        ``True`` for any worker, ``"auto"`` for workers that ClusterEnv started, ``False`` for none.
-    head
-        The head's process, which is never tuned: workers may be threads of it.
+    ``tune`` is ``True`` for any worker, ``"auto"`` for workers that ClusterEnv started, ``False``
+    for none. The head's process is never tuned: workers may be threads of it.
     """
     if head == this_process():
         return False

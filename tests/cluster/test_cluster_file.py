@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import clusterenv
-from clusterenv.cluster.cluster_file import parse, read_cluster_file
+from clusterenv.cluster.cluster_file import read_cluster_file
 from clusterenv.cluster.connect import starts_cluster, starts_empty
 from clusterenv.cluster.jobqueue import job_options
 from clusterenv.errors import ConfigError
@@ -132,7 +132,8 @@ def test_a_cluster_of_jobs_needs_a_number_of_workers(tmp_path: Path) -> None:
     path = write(tmp_path, "cluster: slurm\ncores: 1\nmemory: 1GB")
     with pytest.raises(ConfigError, match=r"has no workers yet, so say how many.*shards=4"):
         clusterenv.make_vec("CartPole-v1", 4, cluster=path)
-    assert not parse({"cluster": "slurm", "n_workers": 2}, ["cluster", "n_workers"]).starts_empty
+    path = write(tmp_path, "cluster: slurm\ncores: 1\nmemory: 1GB\nn_workers: 2")
+    assert not starts_empty(path)
 
 
 @pytest.fixture

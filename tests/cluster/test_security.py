@@ -26,7 +26,7 @@ from clusterenv.cluster.security import choose_security, in_files
 from clusterenv.data.pickling import dumps
 from clusterenv.errors import ConfigError
 from clusterenv.head.fleet.launch import make_recipe
-from clusterenv.transport.blocking import BlockingConnection
+from clusterenv.transport.connection import BlockingConnection
 from clusterenv.transport.endpoint import connect
 from clusterenv.transport.messages import MessageKind, ResetRequest
 from clusterenv.worker.actor import Shard

@@ -14,7 +14,7 @@ import pytest
 from distributed.security import Security
 
 from clusterenv.errors import ConfigError, ConnectionClosed
-from clusterenv.transport.blocking import BlockingConnection
+from clusterenv.transport.connection import BlockingConnection
 from clusterenv.transport.endpoint import Endpoint, Listener, connect
 
 

@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 
 from clusterenv.errors import ConnectionClosed
-from clusterenv.transport.blocking import BlockingConnection
+from clusterenv.transport.connection import BlockingConnection, NonBlockingConnection
 from clusterenv.transport.framing import Header, Message, pack
 from clusterenv.transport.heartbeat import Heartbeat
 from clusterenv.transport.messages import MessageKind
 from clusterenv.transport.multiplexer import Multiplexer
-from clusterenv.transport.nonblocking import NonBlockingConnection
 
 
 class End:

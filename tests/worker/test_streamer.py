@@ -20,10 +20,10 @@ from clusterenv.errors import ConnectionClosed
 from clusterenv.simulation.engines import Recipe, build
 from clusterenv.sync.subscriber import Announcement
 from clusterenv.sync.weights import Weights, manifest_of, pack
-from clusterenv.transport.blocking import BlockingConnection
+from clusterenv.transport.connection import BlockingConnection
 from clusterenv.transport.endpoint import Endpoint
 from clusterenv.transport.messages import FROM_CACHE, FragmentMeta, MessageKind, Pong, WeightsMeta
-from clusterenv.worker.specs import StreamSpec
+from clusterenv.worker.specs import ShardSpec, StreamSpec
 from clusterenv.worker.streamer import Stream
 
 pytestmark = pytest.mark.timeout(30)
@@ -38,7 +38,8 @@ class Shard:
         self.head = BlockingConnection(ours)
         spec = StreamSpec(cartpole_policy(), EveryVersion(), horizon=4, seed=1, version=0)
         engine = build(Recipe(gym.spec("CartPole-v1")), 0, 2)
-        self.stream = Stream(engine, spec, 0, fleet=str(uuid.uuid4()), fetch=fetch)
+        shard = ShardSpec(0, 0, 2, None, accept_timeout=10, fleet=str(uuid.uuid4()))
+        self.stream = Stream(engine, shard, spec, fetch)
         self._thread = threading.Thread(
             target=self.stream.run, args=(BlockingConnection(theirs),), daemon=True
         )
@@ -50,7 +51,7 @@ class Shard:
     def announce(self, version: int) -> None:
         self.send(MessageKind.ANNOUNCE, dumps(tuple(Announcement(version, {}, {}, version))))
 
-    def weights(self, version: int, source: Any, body: Any = (), digest: str = "") -> None:
+    def weights(self, version: int, source: Any, body: Any = (), digest: int = 0) -> None:
         self.send(
             MessageKind.WEIGHTS, dumps(tuple(WeightsMeta(version, digest, source))), list(body)
         )
@@ -97,7 +98,7 @@ def pull(shard: Shard, version: int) -> None:
 def test_pings_and_credits_are_served_while_another_shard_downloads_the_weights(
     shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clusterenv.worker.weight_puller._CACHE_SECONDS", 3600.0)
+    monkeypatch.setattr("clusterenv.worker.weight_transfer._CACHE_SECONDS", 3600.0)
     pull(shard, 1)
     shard.weights(1, FROM_CACHE)
     shard.send(MessageKind.PING, dumps(None))
@@ -122,7 +123,7 @@ def test_weights_in_the_cache_act_in_the_next_fragment(shard: Shard) -> None:
 def test_a_shard_asks_the_head_for_weights_that_another_did_not_get(
     shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clusterenv.worker.weight_puller._CACHE_SECONDS", 0.05)
+    monkeypatch.setattr("clusterenv.worker.weight_transfer._CACHE_SECONDS", 0.05)
     pull(shard, 1)
     shard.weights(1, FROM_CACHE)
     assert shard.until(MessageKind.PULL) is True
@@ -135,7 +136,7 @@ def test_a_shard_asks_the_head_for_weights_that_another_did_not_get(
 
 def test_damaged_weights_are_asked_for_again(shard: Shard) -> None:
     pull(shard, 1)
-    shard.weights(1, None, [weights(1).buffer], "another digest")
+    shard.weights(1, None, [weights(1).buffer], weights(2).digest)
     assert shard.until(MessageKind.PULL) is True
     assert shard.stream.cache.get(1) is None
 
@@ -165,7 +166,7 @@ def test_pings_are_answered_while_weights_come_from_another_worker() -> None:
 
 
 def test_closing_ends_a_wait_for_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clusterenv.worker.weight_puller._CACHE_SECONDS", 3600.0)
+    monkeypatch.setattr("clusterenv.worker.weight_transfer._CACHE_SECONDS", 3600.0)
     shard = Shard()
     pull(shard, 1)
     shard.weights(1, FROM_CACHE)

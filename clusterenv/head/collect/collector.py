@@ -259,8 +259,9 @@ class Collector:
                 )
         numbers = {name: float(value) for name, value in scalars.items()}
         with self._publishing:
-            # Evaluated outside the lock that receiving needs.
+            # Evaluated outside the lock that receiving needs, and so is the cached checksum.
             prepared = self._publisher.prepare(policy, numbers, self._roster.lock)
+            _ = prepared.weights.digest
             with self._roster.lock:
                 announcement = self._publisher.commit(prepared)
                 self._receiver.announce(dumps(tuple(announcement)))

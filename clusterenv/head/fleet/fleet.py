@@ -26,9 +26,9 @@ from clusterenv.head.fleet.handle import ShardHandle
 from clusterenv.head.fleet.placement import Share, about_to_leave, choose_worker, place
 from clusterenv.head.fleet.roster import Reason, Roster, ShardRecord
 from clusterenv.simulation.engines.base import EnvDescription
+from clusterenv.transport.connection import NonBlockingConnection
 from clusterenv.transport.endpoint import connect
 from clusterenv.transport.messages import Failure
-from clusterenv.transport.nonblocking import NonBlockingConnection
 from clusterenv.worker.actor import Shard
 from clusterenv.worker.specs import Opened, ShardSpec
 

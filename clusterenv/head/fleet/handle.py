@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from clusterenv.head.fleet.placement import Share
+from clusterenv.transport.connection import NonBlockingConnection
 from clusterenv.transport.endpoint import Endpoint
 from clusterenv.transport.heartbeat import Heartbeat
-from clusterenv.transport.nonblocking import NonBlockingConnection
 from clusterenv.worker.specs import ShardSpec
 
 __all__ = ["ShardHandle"]

@@ -16,10 +16,9 @@ import pytest
 from clusterenv.data.pickling import dumps
 from clusterenv.errors import ConfigError, EnvError, WorkerLost
 from clusterenv.head.vector.exchange import Exchange, Request
-from clusterenv.transport.blocking import BlockingConnection
+from clusterenv.transport.connection import BlockingConnection, NonBlockingConnection
 from clusterenv.transport.heartbeat import Heartbeat
 from clusterenv.transport.messages import Failure, MessageKind
-from clusterenv.transport.nonblocking import NonBlockingConnection
 
 
 class End:

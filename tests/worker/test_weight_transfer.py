@@ -24,11 +24,10 @@ import clusterenv
 from clusterenv import Collector, EveryVersion
 from clusterenv.data.pickling import dumps
 from clusterenv.errors import ConnectionClosed
-from clusterenv.sync.weight_cache import WeightCache
 from clusterenv.sync.weights import Weights
 from clusterenv.transport.endpoint import Endpoint, Listener
 from clusterenv.transport.messages import MessageKind, WeightsMeta
-from clusterenv.worker.weight_relay import WeightRelay, fetch
+from clusterenv.worker.weight_transfer import WeightCache, WeightRelay, fetch
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 SIZE = 3_000_000
@@ -167,6 +166,7 @@ def test_the_head_gives_a_version_once_and_workers_the_rest(collector: Collector
     for version in range(1, 6):
         policy = cartpole_policy(version)
         assert collector.publish(policy) == version
+        assert "digest" in vars(collector._publisher.newest)  # the receiving thread need not
         assert_acted_by(policy, collector, version)
     stats = collector.stats()
     assert stats.pulls == 15

@@ -5,8 +5,8 @@ import threading
 
 import numpy as np
 
-from clusterenv.sync.weight_cache import WeightCache, weight_cache_of
 from clusterenv.sync.weights import Weights
+from clusterenv.worker.weight_transfer import WeightCache, weight_cache_of
 
 
 def weights(version: int) -> Weights:

@@ -1,8 +1,7 @@
-"""The connection of a thread that serves many of them: the head's side.
+"""Connections that exchange whole messages: blocking on workers, non-blocking at the head.
 
-The :class:`~clusterenv.transport.multiplexer.Multiplexer` waits for all connections at once. No
-method here takes longer than a turn of 20 ms, so a peer that stops in the middle of a message, in
-either direction, delays no other.
+A blob larger than a connection's ``limit`` in bytes is refused before it is sent. If the peer
+announces a larger one, the connection breaks before any memory is allocated for it.
 """
 
 from __future__ import annotations
@@ -29,25 +28,82 @@ from clusterenv.transport.framing import (
 )
 from clusterenv.transport.stream_socket import IOV_MAX, StreamSocket
 
-__all__ = ["NonBlockingConnection"]
+__all__ = ["BlockingConnection", "NonBlockingConnection"]
 
 _READ_BLOCK = 1 << 24  # bytes at a time, or a call would go on while the other end sends
 _TURN_SECONDS = 0.02  # for one connection to receive; then it is the others' turn
 
 
+class BlockingConnection:
+    """The worker's side: sends and receives whole messages, and waits for the peer meanwhile.
+
+    One thread may send while another receives. To receive a message, call :meth:`recv_header`,
+    then :meth:`recv_blob` or :meth:`recv_raw`, then :meth:`recv_body` if the header announces one.
+    All methods raise ``ConnectionClosed`` when the connection breaks or is closed.
+
+    >>> head, shard = map(BlockingConnection, socket.socketpair())
+    >>> head.send(7)
+    >>> shard.recv_header()
+    Header(kind=7, blob=0, body=0)
+    >>> head.close(), shard.close()
+    (None, None)
+    """
+
+    def __init__(self, sock: socket.socket, limit: int = MESSAGE_LIMIT) -> None:
+        self._socket = StreamSocket(sock, blocking=True)
+        self._limit = limit
+
+    def send(self, kind: int, blob: bytes = b"", body: Sequence[Array] = ()) -> None:
+        """Send a message; returns when the system has accepted all of it."""
+        head, size = pack(kind, blob, body, self._limit)
+        done = self._socket.send((head, *body[: IOV_MAX - 1]))
+        if done < len(head) + size:
+            views = byte_views((head, *body))
+            while views := remaining(views, done):
+                done = self._socket.send(views[:IOV_MAX])
+
+    def recv_header(self) -> Header:
+        """Wait for the next message."""
+        raw = bytearray(HEADER_SIZE)
+        self._fill((raw,), HEADER_SIZE)
+        return unpack(raw, self._limit)
+
+    def recv_raw(self, header: Header) -> bytearray:
+        """Receive the message's blob, still pickled."""
+        raw = bytearray(header.blob)
+        self._fill((raw,), header.blob)
+        return raw
+
+    def recv_blob(self, header: Header) -> Any:
+        """Receive the message's blob; ``None`` if it is empty."""
+        return loads(self.recv_raw(header)) if header.blob else None
+
+    def recv_body(self, header: Header, arrays: Sequence[Array]) -> None:
+        """Receive the message's body into contiguous arrays, without a copy."""
+        check_body(header, arrays)
+        self._fill(arrays, header.body)
+
+    def close(self) -> None:
+        """Close the connection; a thread that waits on it is woken."""
+        self._socket.close()
+
+    def _fill(self, buffers: Sequence[bytearray | Array], size: int) -> None:
+        if not size:
+            return
+        done = self._socket.recv_into(buffers[:IOV_MAX])
+        if done != size:
+            views = byte_views(buffers)
+            while views := remaining(views, done or 0):
+                done = self._socket.recv_into(views[:IOV_MAX])
+
+
 class NonBlockingConnection:
-    """Sends and receives messages piece by piece, as the socket allows.
+    """The head's side: sends and receives messages piece by piece, as the socket allows.
 
-    Any thread may call :meth:`send`; one thread calls :meth:`flush` and :meth:`receive`. All raise
-    ``ConnectionClosed`` when the connection breaks or is closed.
-
-    Parameters
-    ----------
-    sock
-        The connected socket.
-    limit
-        Largest blob in bytes. A larger one is refused before it is sent; if the peer announces a
-        larger one, the connection breaks before any memory is allocated for it.
+    No method takes longer than a turn of 20 ms, so a peer that stops in the middle of a message,
+    in either direction, delays no other. Any thread may call :meth:`send`; one thread calls
+    :meth:`flush` and :meth:`receive`. All raise ``ConnectionClosed`` when the connection breaks or
+    is closed.
     """
 
     def __init__(self, sock: socket.socket, limit: int = MESSAGE_LIMIT) -> None:
@@ -74,16 +130,8 @@ class NonBlockingConnection:
     ) -> bool:
         """Send what the system accepts now, and queue the rest for :meth:`flush`.
 
-        Parameters
-        ----------
-        copy
-            Whether the arrays of ``body`` may change after this call, so that what is queued must
-            be copied. Otherwise they must not change until everything is sent.
-
-        Returns
-        -------
-        bool
-            Whether a part is queued.
+        With ``copy``, the arrays of ``body`` may change after this call; otherwise they must not
+        change until everything is sent. Returns whether a part is queued.
         """
         head, size = pack(kind, blob, body, self._limit)
         with self._sending:
@@ -131,26 +179,22 @@ class NonBlockingConnection:
     def receive(self, place: Place) -> Message | None:
         """Receive what has arrived; return the next message once all of it has.
 
-        Parameters
-        ----------
-        place
-            Returns the arrays for the body; it is received into them without a copy.
+        The body is received into the arrays that ``place`` returns, without a copy.
         """
         if self._incoming is None:
             raw = bytearray(HEADER_SIZE)
             done = self._socket.recv_into((raw,))
             if done is None:  # under TLS, a selector also reports messages of the protocol
                 return None
-            if done == HEADER_SIZE:
-                header = unpack(raw, self._limit)
-                if not header.blob and header.body <= _READ_BLOCK:  # as nearly always
-                    arrays = place(header, None)
-                    check_body(header, arrays)
-                    done = (self._socket.recv_into(arrays[:IOV_MAX]) or 0) if header.body else 0
-                    if done == header.body:
-                        return Message(header.kind, None, arrays)
-                    self._incoming = self._receive_body(header, None, arrays, done)
-            if self._incoming is None:
+            header = unpack(raw, self._limit) if done == HEADER_SIZE else None
+            if header is not None and not header.blob and header.body <= _READ_BLOCK:  # mostly
+                arrays = place(header, None)
+                check_body(header, arrays)
+                done = (self._socket.recv_into(arrays[:IOV_MAX]) or 0) if header.body else 0
+                if done == header.body:
+                    return Message(header.kind, None, arrays)
+                self._incoming = self._receive_body(header, None, arrays, done)
+            else:
                 self._incoming = self._receive_all(raw, done, place)
         try:
             next(self._incoming)

@@ -13,8 +13,8 @@ import pytest
 from sockets import KINDS, connected
 
 from clusterenv.errors import ConnectionClosed
+from clusterenv.transport.connection import NonBlockingConnection
 from clusterenv.transport.framing import Header
-from clusterenv.transport.nonblocking import NonBlockingConnection
 
 Ends = tuple[NonBlockingConnection, NonBlockingConnection]
 LARGE = 9_000_001  # bytes; more than what a socket holds

@@ -13,7 +13,7 @@ from compare import assert_same
 from sockets import KINDS, connected
 
 from clusterenv.errors import ConnectionClosed
-from clusterenv.transport.blocking import BlockingConnection
+from clusterenv.transport.connection import BlockingConnection
 
 Ends = tuple[BlockingConnection, BlockingConnection]
 
