@@ -2,7 +2,7 @@
 
 ``python -m pipelines.aps_sweep`` trains PPO by every rule, then draws, tabulates and judges.
 The same command goes on with a sweep that was stopped. Going on with a run hands its workers the
-newest version, uncounted; a cut run of ``never`` therefore begins anew.
+newest version, uncounted; a cut run of ``never`` therefore starts over.
 """
 
 from __future__ import annotations

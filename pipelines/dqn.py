@@ -299,7 +299,7 @@ class Training:
         return self.steps >= self.args.total_steps or self.reached
 
     def learn(self, collector: clusterenv.Collector, interrupt: Interrupt) -> None:
-        """Learn while rows come, until all is done or somebody wants it to end."""
+        """Learn while rows arrive, until the run is done or interrupted."""
         args, learner, base = self.args, self.learner, self.sampler.base
         intake = Intake(collector, self.episodes, interrupt, rows=self.steps)
         past, began, committed = self.metrics, time.monotonic(), self.steps

@@ -62,7 +62,7 @@ class Episodes:
         total = np.add.reduceat(reward.astype(np.float64), starts)
         of = env[starts]
         first = np.concatenate([[True], of[1:] != of[:-1]])
-        goes_on = first & (step[starts] > 0)  # a shard that was placed again begins anew
+        goes_on = first & (step[starts] > 0)  # a restarted shard begins a new episode
         total[goes_on] += self._open[of[goes_on]]
         self._open[of[first]] = 0.0
         done = over[ends]

@@ -1,4 +1,4 @@
-"""Where a run stands: one record, whoever learns, for all that is logged, shown and drawn."""
+"""The record that every learner logs, displays and plots."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Metrics:
     lag_mean: float = 0.0  # versions behind the newest, over this session's fragments
     # The shards
     queued: int = 0  # batches received and not yet taken
-    restarts: int = 0  # shards placed again after a loss
+    restarts: int = 0  # shards restarted after a loss
     moves: int = 0  # shards moved to another worker, with nothing lost
     rebuilt: int = 0  # environments rebuilt after a fault of their own
     lost_rows: int = 0  # taken by shards that were lost, and not delivered

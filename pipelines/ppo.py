@@ -124,8 +124,8 @@ def update(
     action = rollout["raw_action" if agent.log_std is not None else "action"].flatten(0, 1)
     behaviour = rollout["log_prob"].flatten()  # of whichever version acted
     with torch.no_grad():
-        # Decoupled clipping: steps are bounded around the policy before this update, whoever
-        # acted; bounded around a policy that acted long ago, they would end before it diverges.
+        # Decoupled clipping: around the policy before this update, not the one that acted.
+        # Clipping around an old acting policy would hold the learner near it.
         proximal = agent.distribution(obs).log_prob(action)
         correction = (proximal - behaviour).exp().clamp(max=args.max_correction)
         values = agent.value(obs).view_as(rewards)

@@ -1,4 +1,4 @@
-"""What can be chosen for every learner: what runs where, and what becomes of it."""
+"""Arguments that all learners share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipelines import ranges
 
 __all__ = ["FREE", "RunArgs", "survival", "sync_rule"]
 
-# Arguments that may change when a run goes on.
+# Arguments that may change when a run is resumed.
 FREE = (
     *("total_steps", "stop_at", "shards", "cluster", "threads", "checkpoint_every"),
     *("restarts", "restart_wait", "env_faults", "out", "wandb", "dashboard", "quiet"),
@@ -21,7 +21,7 @@ FREE = (
 
 @dataclass(frozen=True)
 class RunArgs:
-    """Arguments of a run; those of its learner come besides."""
+    """Arguments of a run; each learner adds its own."""
 
     env: str = "CartPole-v1"  # id of a Gymnasium environment
     total_steps: int = 200_000  # environment steps, all environments together
@@ -34,8 +34,8 @@ class RunArgs:
     threshold: float = 0.01  # of --sync divergence: pull when diverged further
     every: int = 4  # of --sync every: pull when this many versions behind
     max_lag: int | None = None  # of --sync divergence: pull when further behind
-    restarts: int = 5  # of a lost shard within 10 minutes; one loss more ends the run
-    restart_wait: float = 60.0  # seconds: the longest wait before a shard is placed again
+    restarts: int = 5  # of a shard within 10 minutes; the next loss ends the run
+    restart_wait: float = 60.0  # longest wait before a restart, in seconds
     env_faults: int = 5  # of one environment within 10 minutes; each time it is rebuilt
     seed: int = 1  # environment i gets seed + i
     threads: int = 1  # of torch at the head; the workers need the other cores
@@ -55,7 +55,7 @@ class RunArgs:
 
 
 def survival(args: RunArgs) -> dict[str, Any]:
-    """Return what a collector shall do about losses and faults."""
+    """Return the restart and fault budgets for a collector."""
     wait = args.restart_wait
     return {
         "restarts": clusterenv.Restarts(args.restarts, backoff=min(1.0, wait), backoff_max=wait),

@@ -36,7 +36,7 @@ class _Lines(ABC):
     path
         The file.
     upto
-        Steps of the checkpoint that a run goes on from; ``None`` begins anew.
+        Steps of the checkpoint that a run resumes from; ``None`` starts a new run.
     """
 
     def __init__(self, path: Path, upto: int | None) -> None:
@@ -102,7 +102,7 @@ class TensorBoard:
     directory
         Of the event files.
     upto
-        Steps of the checkpoint that a run goes on from; ``None`` begins anew.
+        Steps of the checkpoint that a run resumes from; ``None`` starts a new run.
     """
 
     def __init__(self, directory: Path, upto: int | None) -> None:
