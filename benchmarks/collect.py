@@ -345,8 +345,8 @@ def publishing(workers: int, seconds: float, rounds: int) -> None:
     pairs = zip(rates["publishing"], rates["quiet"], strict=True)
     ratio = statistics.median(busy / quiet for busy, quiet in pairs)
     print(
-        f"\n{parameters:,} parameters, {versions / seconds_published:.1f} versions/s, no shard over "
-        f"the threshold: {after.pulls} pulls, {after.weight_bytes} weight bytes, "
+        f"\n{parameters:,} parameters, {versions / seconds_published:.1f} versions/s, no shard "
+        f"over the threshold: {after.pulls} pulls, {after.weight_bytes} weight bytes, "
         f"{told / seconds_published / workers / 1e3:.2f} kB/s of announcements per worker, "
         f"{1e3 * spent['publish'] / versions:.1f} ms a publish "
         f"({1e3 * spent['evaluate'] / versions:.1f} ms of it evaluation), "

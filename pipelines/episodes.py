@@ -1,4 +1,4 @@
-"""Returns of episodes, by environment, from the batches themselves."""
+"""Episode returns by environment, computed from batches."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Episodes:
         return mean(kept) if len(kept) == kept.maxlen else math.nan
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run goes on from; episodes that were not over are lost."""
+        """Return the state for a resumed run, without unfinished episodes."""
         judged = list(self.judged_returns)
         return {"returns": list(self.returns), "judged_returns": judged, "count": self.count}
 
@@ -97,7 +97,7 @@ def mean(returns: Iterable[float]) -> float:
 
 
 class Intake:
-    """The batches of a collector on their way to a store, counted as they pass.
+    """Passes a collector's batches on to a store, and counts them.
 
     Parameters
     ----------

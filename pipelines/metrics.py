@@ -16,7 +16,7 @@ __all__ = ["Metrics", "collected"]
 
 @dataclass(frozen=True)
 class Metrics:
-    """Where a run stands, counted from its beginning; what a learner does not have is ``None``.
+    """Totals since the start of a run; metrics that a learner does not have are ``None``.
 
     Examples
     --------
@@ -76,7 +76,7 @@ class Metrics:
 
 
 def collected(past: Metrics, stats: Stats) -> dict[str, Any]:
-    """Return what a collector has done, on top of what was done before it was made."""
+    """Return the metrics of a collector, added to those of earlier sessions."""
     every = stats.announcements * len(stats.versions)
     return {
         "version": stats.version,
