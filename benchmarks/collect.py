@@ -238,7 +238,7 @@ def collecting(work: Work, workers: int) -> Iterator[Callable[[float], Pace]]:
         used, all_used = time.process_time() - cpu, cpu_seconds() - all_cpu
         after = collector.stats()
         wire = (after.wire_bytes - before.wire_bytes) / max(1, after.rows - before.rows)
-        time.sleep(0.5)  # until the shards have used up their tickets
+        time.sleep(0.5)  # until the shards have used up their credits
         return Pace(rows / spent, 1e6 * used / rows, wire, 1e6 * all_used / rows)
 
     with clusterenv.Collector(
@@ -345,8 +345,8 @@ def publishing(workers: int, seconds: float, rounds: int) -> None:
     pairs = zip(rates["publishing"], rates["quiet"], strict=True)
     ratio = statistics.median(busy / quiet for busy, quiet in pairs)
     print(
-        f"\n{parameters:,} parameters, {versions / seconds_published:.1f} versions/s, nobody over "
-        f"the threshold: {after.pulls} pulls, {after.weight_bytes} weight bytes, "
+        f"\n{parameters:,} parameters, {versions / seconds_published:.1f} versions/s, no shard "
+        f"over the threshold: {after.pulls} pulls, {after.weight_bytes} weight bytes, "
         f"{told / seconds_published / workers / 1e3:.2f} kB/s of announcements per worker, "
         f"{1e3 * spent['publish'] / versions:.1f} ms a publish "
         f"({1e3 * spent['evaluate'] / versions:.1f} ms of it evaluation), "

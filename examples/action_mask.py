@@ -1,9 +1,8 @@
-"""Actions that are not always allowed: a mask in a Dict observation.
+"""Mask invalid actions with an ``action_mask`` in a Dict observation.
 
-If the observation has an entry ``action_mask``, it reaches the policy as ``context.mask``, and
-every action is checked against it on the worker: a policy that takes a forbidden one ends the
-run with an error. The policies of ClusterEnv give forbidden actions no probability. (An
-environment may also put the mask into ``info["action_mask"]``.)
+The policy gets the mask as ``context.mask``. The worker checks every action against the mask; a
+forbidden action ends the run with an error. The policies of ClusterEnv give forbidden actions
+zero probability. An environment may also return the mask in ``info["action_mask"]``.
 
     python examples/action_mask.py --items 12
 """
@@ -54,7 +53,7 @@ class Shelf(gym.Env[Any, np.int64]):
 
 
 class Scores(nn.Module):
-    """A network on one entry of the observation; it need not know of the mask."""
+    """A network on one entry of the observation; it ignores the mask."""
 
     def __init__(self, items: int) -> None:
         super().__init__()
@@ -104,7 +103,7 @@ def main() -> None:
             share = blind[at].masked_fill(allowed[at], 0).sum(-1).mean()
             print(f"{left:>4}{int(at.sum()):>6,}{share:>30.0%}")
 
-        # A learner gives the same mask again, and gets the probabilities that were acted with.
+        # With the same mask, a learner recomputes the probabilities of the workers.
         context = Context(column("env"), mask=mask)
         again = policy.distribution({"values": values}, context).log_prob(action)
     forbidden = int((~allowed[rows, action]).sum())

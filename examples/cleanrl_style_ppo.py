@@ -1,7 +1,7 @@
 """PPO on CartPole in one file, written for ``gymnasium.vector.SyncVectorEnv``.
 
-One line makes its environments live on a Dask cluster; it is marked. Everything else is
-an ordinary single-file learner: ``python examples/cleanrl_style_ppo.py --help``.
+One marked line moves its environments to a Dask cluster. Everything else is an ordinary
+single-file learner: ``python examples/cleanrl_style_ppo.py --help``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Agent(nn.Module):
 
 
 def network(inputs: int, outputs: int, scale: float) -> nn.Sequential:
-    """Return a 64-64 tanh network whose last layer begins near zero for a small ``scale``."""
+    """Return a 64-64 tanh network; a small ``scale`` makes the initial output near zero."""
     layers = [nn.Linear(inputs, 64), nn.Linear(64, 64), nn.Linear(64, outputs)]
     for layer, gain in zip(layers, (2**0.5, 2**0.5, scale), strict=True):
         nn.init.orthogonal_(layer.weight, gain)
@@ -60,7 +60,7 @@ def train(envs: gym.vector.VectorEnv, total_steps: int, seed: int) -> float:
     finished: deque[float] = deque(maxlen=100)
     running = np.zeros(num_envs)
     now = torch.as_tensor(envs.reset(seed=seed)[0])
-    over = torch.zeros(num_envs)  # the next step only resets these environments
+    over = torch.zeros(num_envs)  # environments that the next step resets
     updates = max(1, total_steps // (horizon * num_envs))
     began = time.monotonic()
     for update in range(updates):
@@ -74,7 +74,7 @@ def train(envs: gym.vector.VectorEnv, total_steps: int, seed: int) -> float:
             rewards[t] = torch.as_tensor(reward)
             over = torch.as_tensor(terminated | truncated).float()
             ends[t] = over
-            with torch.no_grad():  # a truncated episode goes on without us
+            with torch.no_grad():  # bootstrap after truncation, not after termination
                 bootstraps[t] = agent.critic(now).squeeze(-1) * (
                     1 - torch.as_tensor(terminated).float()
                 )

@@ -1,20 +1,20 @@
-"""A run on Kubernetes, through the operator of dask-kubernetes.
+"""Run on Kubernetes, through the operator of dask-kubernetes.
 
-Not run here: the tests have no Kubernetes. They check the manifest and ``--dry-run``.
+The tests have no Kubernetes: they check only the manifest and ``--dry-run``.
 
-``kubernetes.yaml``, beside this file, describes the cluster and who may reach it. The head steps
-shards over connections of its own to every worker, so it must run where the pods' addresses can
-be reached: in a pod, with the label ``clusterenv-head: "true"`` and an account that may create
-and read DaskCluster resources, services and pods.
+``kubernetes.yaml``, next to this file, describes the cluster and its network policy. The head
+connects directly to every worker, so it must be able to reach the pods' addresses: run it in a
+pod with the label ``clusterenv-head: "true"`` and an account that may create and read DaskCluster
+resources, services and pods.
 
     pip install 'clusterenv[kubernetes]'
-    python examples/kubernetes_cluster.py --dry-run             # shows what would be created
+    python examples/kubernetes_cluster.py --dry-run             # show what would be created
     kubectl apply -f examples/kubernetes.yaml
-    python examples/kubernetes_cluster.py --existing            # leaves the cluster as it is
-    python examples/kubernetes_cluster.py --image you/rl:1      # makes a cluster, and removes it
+    python examples/kubernetes_cluster.py --existing            # use a running cluster
+    python examples/kubernetes_cluster.py --image you/rl:1      # create a cluster, then delete it
 
-The operator's clusters speak plain TCP, not TLS as those that ClusterEnv starts: docs/security.md
-says what that means, and the manifest's NetworkPolicy keeps others out.
+The operator's clusters use plain TCP, unlike those that ClusterEnv starts, which use TLS. See
+docs/security.md for the consequences. The manifest's NetworkPolicy admits only the cluster's pods.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MANIFEST = Path(__file__).with_name("kubernetes.yaml")
 
 
 def read(manifest: Path, workers: int, image: str | None) -> dict[str, Any]:
-    """Return the DaskCluster of a manifest, with so many workers; say what is wrong with it."""
+    """Return the DaskCluster of a manifest with this number of workers; raise if it is invalid."""
     documents = [each for each in yaml.safe_load_all(manifest.read_text()) if each]
     found = [each for each in documents if each.get("kind") == "DaskCluster"]
     if len(found) != 1:
@@ -52,7 +52,7 @@ def read(manifest: Path, workers: int, image: str | None) -> dict[str, Any]:
 
 
 def collect(cluster: Any, shards: int, rows: int) -> None:
-    """Collect with a network that has learnt nothing, and print what came."""
+    """Collect with an untrained network, and print statistics."""
     policy = clusterenv.policies.Categorical(torch.nn.Linear(4, 2))
     with clusterenv.Collector(
         "CartPole-v1", policy, num_envs=16 * shards, horizon=64, shards=shards, cluster=cluster
@@ -64,15 +64,15 @@ def collect(cluster: Any, shards: int, rows: int) -> None:
 
 
 def main() -> None:
-    """Make or find the cluster, and collect."""
+    """Create or find the cluster, and collect."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--shards", type=int, default=4, help="workers, one shard on each")
     parser.add_argument("--rows", type=int, default=100_000)
-    parser.add_argument("--image", help="instead of that of the manifest")
-    parser.add_argument("--namespace", help="the current one without")
-    parser.add_argument("--existing", action="store_true", help="use the cluster that is there")
+    parser.add_argument("--image", help="default: the image of the manifest")
+    parser.add_argument("--namespace", help="default: the current namespace")
+    parser.add_argument("--existing", action="store_true", help="use a running cluster")
     parser.add_argument("--dry-run", action="store_true", help="print the resource only")
     args = parser.parse_args()
 
@@ -82,7 +82,7 @@ def main() -> None:
         print(f"# {resource['metadata']['name']}: {args.shards} workers, nothing was created")
         return
 
-    from dask_kubernetes.operator import KubeCluster  # a dry run needs no Kubernetes
+    from dask_kubernetes.operator import KubeCluster  # imported here: a dry run does not need it
 
     dask.config.set({"clusterenv.timeout.workers": "10 min"})  # nodes may have to pull the image
     if args.existing:

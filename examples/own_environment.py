@@ -1,8 +1,8 @@
-"""An environment and a wrapper of your own, sent to the workers.
+"""Run your own environment and wrapper on the workers.
 
-Pass the class, or any function that makes one environment; ``wrappers`` are applied to each
+Pass the class, or any function that creates one environment; ``wrappers`` are applied to each
 environment on its worker. Code that is defined in the script you run, as here, is sent to the
-workers. A module of yours must be importable there: install it, or see "No module named …" in
+workers. Your modules must be importable there: install them, or see "No module named …" in
 docs/hpc.md.
 
     python examples/own_environment.py --length 12
@@ -32,7 +32,7 @@ class Corridor(gym.Env[Position, np.int64]):
     length
         Steps from one end to the other.
     wind
-        How probable it is that a step leads to the left, whatever the action.
+        Probability that a step goes left, regardless of the action.
     """
 
     def __init__(self, length: int = 8, wind: float = 0.4) -> None:
@@ -44,7 +44,7 @@ class Corridor(gym.Env[Position, np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Position, dict[str, Any]]:
-        super().reset(seed=seed)  # makes self.np_random; use no other source of randomness
+        super().reset(seed=seed)  # seeds self.np_random; use no other source of randomness
         self.position = self.length // 2
         return self._observe(), {}
 
@@ -58,12 +58,12 @@ class Corridor(gym.Env[Position, np.int64]):
         return np.array([self.position], np.float32)
 
     def process(self) -> int:
-        """Return the id of the process in which this environment lives."""
+        """Return the id of the process that runs this environment."""
         return os.getpid()
 
 
 class Scaled(gym.ObservationWrapper[Position, np.int64, Position]):
-    """Observations from -1, the left end, to 1."""
+    """Scales observations to -1 (left end) … 1 (right end)."""
 
     def __init__(self, env: gym.Env[Position, np.int64]) -> None:
         super().__init__(env)
@@ -75,19 +75,21 @@ class Scaled(gym.ObservationWrapper[Position, np.int64, Position]):
 
 
 def walk(envs: clusterenv.ClusterEnv, right: float, steps: int) -> list[float]:
-    """Go right with this probability; return the returns of all episodes that ended."""
+    """Go right with this probability; return the returns of all finished episodes."""
     rng = np.random.default_rng(1)
     returns: list[float] = []
     envs.reset(seed=1)
     for _ in range(steps):
         actions = (rng.random(envs.num_envs) < right).astype(np.int64)
         _, reward, terminated, truncated, _ = envs.step(actions)
-        returns += reward[terminated | truncated].tolist()  # only a last step has a reward
+        returns += reward[
+            terminated | truncated
+        ].tolist()  # only the last step of an episode has a reward
     return returns
 
 
 def main() -> None:
-    """Walk with some policies and print how often they arrive."""
+    """Walk with several policies and print how often they arrive."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Collect from CartPole and LunarLander on a local cluster and print the rates.
+"""Step CartPole and LunarLander on a local cluster and print the rates.
 
 Run it with ``make quickstart``, or ``python examples/quickstart.py --cluster tcp://host:8786``.
 """
@@ -15,7 +15,7 @@ import clusterenv
 
 
 def collect(envs: clusterenv.ClusterEnv, seconds: float) -> tuple[int, list[float]]:
-    """Act at random for some seconds; return the steps taken and the episodes' returns."""
+    """Act randomly for some seconds; return the number of steps and the episodes' returns."""
     steps, returns = 0, []
     running = np.zeros(envs.num_envs)
     envs.action_space.seed(1)
@@ -32,7 +32,7 @@ def collect(envs: clusterenv.ClusterEnv, seconds: float) -> tuple[int, list[floa
 
 
 def main() -> None:
-    """Collect from both environments and print the table."""
+    """Step both environments and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -1,7 +1,7 @@
-"""A policy with a memory: a GRU that must recall what it saw at the start of the episode.
+"""Train a recurrent policy: a GRU that must recall the first observation of the episode.
 
-``initial_state`` makes a policy recurrent. Its state stays on the worker and is reset with every
-episode, and each batch has the state at its first row. From it a learner recomputes the same
+``initial_state`` makes a policy recurrent. Its state stays on the worker and is reset at every
+episode. Each batch has the state at its first row, from which a learner recomputes the same
 log-probabilities, even if the episode began in an earlier batch.
 
     python examples/recurrent_policy.py --updates 150
@@ -28,7 +28,7 @@ HIDDEN = 16
 
 
 class Recall(gym.Env[Obs, np.int64]):
-    """The first observation is 1 or -1, then come zeros; the last action must say which."""
+    """The first observation is 1 or -1, the others 0; the last action must match the first."""
 
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -52,7 +52,7 @@ class Recall(gym.Env[Obs, np.int64]):
 
 
 class Memory(Policy):
-    """A GRU cell, and on top of it logits and a value."""
+    """A GRU cell with a linear layer for logits and value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Memory(Policy):
         return {"hidden": torch.zeros(n, HIDDEN)}
 
     def step(self, obs: Tensor, hidden: Tensor) -> tuple[Distribution, Tensor, Tensor]:
-        """Return the distribution of actions, the values and the state afterwards."""
+        """Return the action distribution, the values and the new state."""
         hidden = self.cell(obs, hidden)
         out = self.top(hidden)
         return Categorical(logits=out[:, :2]), out[:, 2], hidden
@@ -80,7 +80,7 @@ class Memory(Policy):
 def again(
     policy: Memory, rollout: clusterenv.Rollout, hidden: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Go through rows, ``[time, envs]``; return log-probabilities, values and entropies."""
+    """Replay rows ``[time, envs]``; return log-probabilities, values and entropies."""
     found = []
     for t in range(len(rollout["step"])):
         begins = rollout["step"][t] == 0
@@ -92,7 +92,7 @@ def again(
 
 
 def loss_of(policy: Memory, rollout: clusterenv.Rollout) -> Tensor:
-    """Advantage actor-critic on all rows whose episode ends within the rollout."""
+    """Return the actor-critic loss on all rows whose episode ends within the rollout."""
     log_prob, value, entropy = again(policy, rollout, rollout.state["hidden"])
     reward, terminated = rollout["reward"], rollout["terminated"]
     returns, known = torch.zeros_like(reward), torch.zeros_like(terminated)
@@ -107,7 +107,7 @@ def loss_of(policy: Memory, rollout: clusterenv.Rollout) -> Tensor:
 
 
 def difference(policy: Memory, batches: Sequence[clusterenv.Batch], stored: bool) -> float:
-    """Return how far log-probabilities computed again are from those of the workers."""
+    """Return the largest difference of recomputed log-probabilities from the workers'."""
     most = 0.0
     for batch in batches:
         rollout = batch.torch()
@@ -137,7 +137,7 @@ def main() -> None:
         Recall,
         policy,
         num_envs=args.num_envs,
-        horizon=16,  # no multiple of the episodes' length: they go on from batch to batch
+        horizon=16,  # not a multiple of the episode length, so episodes span batches
         cluster=args.cluster,
         seed=1,
         delay=args.delay,

@@ -1,7 +1,7 @@
-"""Stable-Baselines3 learns on environments that live on a cluster.
+"""Train a Stable-Baselines3 algorithm with environments on a cluster.
 
-The algorithm is unchanged: ``SB3VecEnv`` wraps a ``ClusterEnv`` in the vector environment interface
-of Stable-Baselines3.
+The algorithm is unchanged: ``SB3VecEnv`` gives a ``ClusterEnv`` the interface of a
+Stable-Baselines3 ``VecEnv``.
 
     pip install stable-baselines3
     python examples/sb3.py --env CartPole-v1 --total-steps 50000
@@ -20,7 +20,7 @@ import clusterenv
 
 
 def main() -> None:
-    """Train PPO and print how it learns."""
+    """Train PPO and print its progress."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -1,14 +1,14 @@
-"""A run whose workers are jobs of Slurm.
+"""Run with workers in Slurm jobs.
 
-``cluster.yaml``, beside this file, describes a job; copy it and adapt it to your site. The script
-prints the job script, waits in the queue, collects, and ends the jobs. It also runs on any other
-cluster, and on this machine.
+``cluster.yaml``, next to this file, describes a job; copy it and adapt it to your site. This
+example prints the job script, waits for the queued jobs, collects, and ends the jobs. It also runs
+on any other cluster, and on this machine.
 
-    python examples/slurm.py --dry-run          # shows the job script, submits nothing
+    python examples/slurm.py --dry-run          # print the job script, submit nothing
     python examples/slurm.py --shards 16        # four jobs of four workers
     python examples/slurm.py --cluster local --shards 2
 
-If no worker comes: ``python -m clusterenv.doctor --cluster examples/cluster.yaml``.
+If no worker connects: ``python -m clusterenv.doctor --cluster examples/cluster.yaml``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import clusterenv
 
 
 def collect(client: Client, args: argparse.Namespace) -> None:
-    """Collect with a random policy and print what each shard did."""
+    """Collect with a random policy and print rows and rate of each shard."""
     env = gym.make(args.env)
     policy = clusterenv.policies.Random(env.action_space)
     env.close()
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the job script only")
     args = parser.parse_args()
 
-    # Without workers no job is submitted.
+    # With n_workers=0 no job is submitted.
     with clusterenv.connect(args.cluster, n_workers=0 if args.dry_run else args.shards) as client:
         if hasattr(client.cluster, "job_script"):
             print(client.cluster.job_script())

@@ -1,7 +1,7 @@
-"""A TorchRL learner reads from a replay store while the workers collect.
+"""Train with a TorchRL loss from a replay store while the workers collect.
 
 The store's samples become TensorDicts, which TorchRL's losses accept unchanged. ClusterEnv
-collects, distributes weights and keeps priorities; TorchRL computes loss and target.
+collects, distributes weights and stores priorities; TorchRL computes loss and target.
 
     pip install torchrl
     python examples/torchrl_replay.py --updates 6000
@@ -37,7 +37,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(args.seed)
 
-    # Plain torch: the network acts on the workers, which then need no TorchRL.
+    # A plain torch network, so that the workers do not need TorchRL.
     hidden = (nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
     network = nn.Sequential(*hidden, nn.Linear(64, 2))
     policy = clusterenv.policies.EpsilonGreedy(network)
@@ -50,7 +50,7 @@ def main() -> None:
     store = ReplayStore(
         50_000,
         sampler=Prioritized(alpha=0.6, beta=0.4),
-        ratio=Ratio(8, min_rows=512),  # each row is learnt from 8 times
+        ratio=Ratio(8, min_rows=512),  # sample 8 rows for each row added
         seed=args.seed,
     )
     collector = clusterenv.Collector(
@@ -73,7 +73,7 @@ def main() -> None:
             value.backward()
             optimizer.step()
             target.step()
-            # DQNLoss leaves the squared error behind.
+            # DQNLoss writes the squared error into the batch.
             store.update_priorities(sample["indices"], batch["td_error"].squeeze(-1).sqrt())
             if update % 10 == 0:
                 epsilon = max(0.02, 1 - 2 * update / args.updates)

@@ -1,1 +1,1 @@
-"""Complete learners built on ClusterEnv alone; one file tells one algorithm."""
+"""Complete learners on ClusterEnv's public API, one file per algorithm."""

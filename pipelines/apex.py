@@ -1,11 +1,11 @@
-"""Ape-X: many explorers, each with its own epsilon, and DQN's learner (Horgan et al., 2018).
+"""Train by Ape-X: DQN's learner, and an epsilon per environment (Horgan et al., 2018).
 
 ``python -m pipelines.apex --env CartPole-v1 --stop-at 475``
 
 Environment ``i`` of ``N`` explores with ``epsilon_i = 0.4^(1 + 7 i / (N - 1))``. The workers
-compute the first priority of every row, so that the learner need not see a row to know whether
-it is worth learning from. A run is judged by the quarter of the environments that explores
-least: the others act at random too often to say how good the network is.
+compute the initial priority of every row, so the learner can rank a row before sampling it. A run
+is judged by the quarter of the environments that explores least; the others act at random too
+often to measure the network.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["APEX", "Args", "Explorers", "ladder", "preset", "td_errors", "train"
 
 @dataclass(frozen=True)
 class Args(LearnerArgs):
-    """Everything that can be chosen; :func:`preset` has what suits an environment."""
+    """Arguments; :func:`preset` returns tuned ones for some environments."""
 
     num_envs: int = 16  # environments, all shards together
     n_step: int = 3  # steps of a return before it is bootstrapped
@@ -49,7 +49,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def preset(env: str, **changes: Any) -> Args:
-    """Return arguments that suit an environment, with ``changes``."""
+    """Return the arguments tuned for an environment, with ``changes``."""
     return Args(**{"env": env, **PRESETS.get(env, {}), **changes})
 
 
@@ -65,7 +65,7 @@ def ladder(num_envs: int, base: float = 0.4, power: float = 7.0) -> list[float]:
 
 
 class Explorers(EpsilonGreedy):
-    """Epsilon-greedy by a ladder, with the error of every row as its column ``priority``.
+    """Epsilon-greedy with an epsilon per environment; adds TD errors as the column ``priority``.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ class Explorers(EpsilonGreedy):
 def td_errors(
     fragment: Fragment, following: npt.NDArray[Any], n_step: int, gamma: float
 ) -> npt.NDArray[np.float64]:
-    """Return the error of every row's ``q_taken``, by returns of up to ``n_step`` steps.
+    """Return the TD error of every row's ``q_taken``, from returns of up to ``n_step`` steps.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ def td_errors(
 
 
 def explorers(q: nn.Module, args: Args) -> Explorers:
-    """Return the policy of all environments together."""
+    """Return the policy for all environments."""
     epsilon = ladder(args.num_envs, args.ladder_base, args.ladder_power)
     return Explorers(q, epsilon, args.n_step, args.gamma, args.temperature)
 
@@ -148,7 +148,7 @@ def least_exploring(num_envs: int) -> range:
 
 
 def no_scalars(_args: Args, _steps: int) -> dict[str, float]:
-    """Announce nothing: each environment keeps its epsilon."""
+    """Return no scalars: each environment keeps its epsilon."""
     return {}
 
 
@@ -156,7 +156,7 @@ APEX = Arrangement("apex", "Ape-X", explorers, no_scalars, least_exploring, PRES
 
 
 def train(args: Args) -> Result:
-    """Train as :func:`pipelines.dqn.train` does, from these explorers."""
+    """Train with :func:`pipelines.dqn.train` and Ape-X's exploration."""
     return dqn.train(args, APEX)
 
 

@@ -1,4 +1,4 @@
-"""The arms of the sweep over synchronization rules, and what their outcomes say."""
+"""The arms of the sweep over synchronization rules, and the verdict on their outcomes."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the outcomes say; ``None`` where an arm that would tell is missing."""
+    """Result of the sweep; ``None`` if an arm that is needed is missing."""
 
     thresholds: tuple[float, ...] | None
     """Those that reach every-version's return with a fraction of its weight bytes."""

@@ -1,8 +1,8 @@
 """Does adaptive policy synchronization save weights without costing return? An experiment.
 
-``python -m pipelines.aps_sweep`` trains PPO by every rule, then draws, tabulates and judges.
-The same command goes on with a sweep that was stopped. Going on with a run hands its workers the
-newest version, uncounted; a cut run of ``never`` therefore begins anew.
+``python -m pipelines.aps_sweep`` trains PPO with every rule, then plots, tabulates and judges. The
+same command resumes a sweep that was stopped. A resumed run sends its workers the newest version
+without counting it, so an interrupted run of ``never`` starts over.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = ["sweep"]
 
 
 def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows beside the file, then put them in its place."""
+    """Write rows to a temporary file, then rename it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".tmp")
     with io.TextIOWrapper(create(beside), newline="") as file:
@@ -76,7 +76,7 @@ def read_curves(out: Path, outcomes: Sequence[Outcome]) -> dict[str, list[dict[s
 
 
 def settle(args: Args) -> Args:
-    """Keep the settings of all runs beside them; refuse to mix runs of different settings."""
+    """Save the settings of all runs; refuse to mix runs with different settings."""
     path = args.out / "settings.json"
     wanted = {name: getattr(args, name) for name in SETTINGS}
     kept = json.loads(path.read_text()) if path.is_file() else None
@@ -116,7 +116,7 @@ def plan(args: Args, arm: Arm, seed: int) -> ppo.Args:
 
 
 def train(args: Args, arm: Arm, seed: int) -> Outcome:
-    """Do one run, or the rest of it, and keep its curve."""
+    """Start or resume one run, and save its curve."""
     planned = plan(args, arm, seed)
     if planned.out is not None and not planned.resume:
         shutil.rmtree(planned.out, ignore_errors=True)  # what a cut run left
@@ -149,7 +149,7 @@ def train(args: Args, arm: Arm, seed: int) -> Outcome:
 
 
 def sweep(args: Args) -> Verdict:
-    """Do all runs that are not in the summary; draw, tabulate and judge all that are.
+    """Do all runs that are missing in the summary; plot, tabulate and judge the summary.
 
     Raises
     ------

@@ -1,6 +1,6 @@
 """The command ``clusterenv``: train, collect, doctor, inspect, plot, bench.
 
-Each command imports what it needs when it runs: help, and a word that is none, come at once.
+Each command imports what it needs when it runs, so that ``--help`` and usage errors are fast.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DOCTORS = ("--cluster", "--env", "--workers", "--timeout")
 
 
 class Command(NamedTuple):
-    """One thing that can be done."""
+    """A subcommand."""
 
     about: str
     run: Callable[[Sequence[str]], int | None]
@@ -79,19 +79,19 @@ def _bench(words: Sequence[str]) -> int:
 
 
 COMMANDS = {
-    "train ppo": Command("train by PPO, the policy beside the simulation", _pipeline("ppo"), "ppo"),
+    "train ppo": Command("train by PPO, the policy on the workers", _pipeline("ppo"), "ppo"),
     "train dqn": Command("train by double DQN from a replay store", _pipeline("dqn"), "dqn"),
-    "train apex": Command("train by Ape-X, many explorers", _pipeline("apex"), "apex"),
-    "collect": Command("collect a dataset with no learner", _pipeline("collect"), "collect"),
-    "doctor": Command("say whether a cluster is ready, and what to change", _doctor),
-    "inspect": Command("say what is in a run or a store", _inspect, "inspection"),
-    "plot": Command("draw runs over each other", _plot, "plot"),
-    "bench": Command("measure: step, collect or replay", _bench),
+    "train apex": Command("train by Ape-X, an epsilon per environment", _pipeline("apex"), "apex"),
+    "collect": Command("collect a dataset without a learner", _pipeline("collect"), "collect"),
+    "doctor": Command("check a cluster, and say what to change", _doctor),
+    "inspect": Command("summarise a run or a store", _inspect, "inspection"),
+    "plot": Command("plot several runs in one figure", _plot, "plot"),
+    "bench": Command("run a benchmark: step, collect or replay", _bench),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do what the words say; return the exit code."""
+    """Run the command that the arguments name; return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):
         print(_help())
@@ -127,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_module(name: str, run: Callable[[], None]) -> None:
-    """Do what ``python -m pipelines.…`` does; an error, or an interruption, ends with a line."""
+    """Run ``python -m pipelines.…``; print errors and interruptions as one line."""
     from clusterenv.errors import ClusterEnvError
 
     try:
@@ -140,7 +140,7 @@ def run_module(name: str, run: Callable[[], None]) -> None:
 
 
 def _told(error: Exception) -> tuple[str, int]:
-    """Return what to say of an error, and the exit code; nothing of one that nobody expected."""
+    """Return the message for an error, and the exit code; no message if it is unexpected."""
     from clusterenv.errors import ClusterEnvError, ConfigError, UnknownEnv
 
     if isinstance(error, ClusterEnvError):

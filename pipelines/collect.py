@@ -1,9 +1,9 @@
-"""Collection with no learner, to a dataset on disk.
+"""Collect a dataset on disk, without a learner.
 
 ``python -m pipelines.collect --env CartPole-v1 --policy random --rows 10_000_000 --out runs/x``
 
-The dataset opens with ``clusterenv.open_dataset("runs/x")``. Stopped or killed, the same command
-goes on until all rows are there.
+Open the dataset with ``clusterenv.open_dataset("runs/x")``. After a stop or a kill, the same
+command continues until the dataset is complete.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Args:
     """What to collect, and where."""
 
     env: str  # id of a Gymnasium environment
-    out: Path  # directory of the dataset; one that is not complete goes on
+    out: Path  # directory of the dataset; an incomplete one is resumed
     rows: int = 1_000_000  # rows of the whole dataset
     policy: str = "random"  # random, or a checkpoint or run directory of dqn, apex or ppo
     epsilon: float = 0.05  # of a dqn or apex checkpoint: probability of a random action
@@ -53,10 +53,10 @@ class Args:
     horizon: int = 128  # steps of each environment in a batch
     shards: int | None = None  # worker processes; one per core if not given
     cluster: str | None = None  # scheduler address, file or jobqueue name; else this machine
-    engine: str = "auto"  # what steps the environments on the workers
-    text: Literal["refuse", "drop", "keep"] = "refuse"  # what becomes of text in observations
+    engine: str = "auto"  # what steps the environments
+    text: Literal["refuse", "drop", "keep"] = "refuse"  # how to treat text in observations
     seed: int = 1  # environment i gets seed + i
-    commit_seconds: float = 30.0  # a kill costs no more than what was collected in this time
+    commit_seconds: float = 30.0  # between commits; a kill loses at most the rows of this time
     dashboard: bool = False  # show each shard on Dask's dashboard, on port 8787 of this machine
     quiet: bool = False  # print nothing
 

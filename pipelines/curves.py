@@ -1,4 +1,4 @@
-"""Draws the learning curves of several runs over each other, one picture per environment.
+"""Plot the learning curves of several runs, one figure per environment.
 
 ``python -m pipelines.curves docs/experiments/ppo`` reads ``<environment>-<seed>.csv`` files; a
 second argument names another column than ``mean_return``.

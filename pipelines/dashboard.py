@@ -1,4 +1,4 @@
-"""Dask's dashboard for a run on a cluster of its own."""
+"""Dask's dashboard for a run that starts its cluster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ADDRESS = "127.0.0.1:8787"
 
 @contextmanager
 def shown(wanted: bool) -> Iterator[None]:
-    """Have local clusters that are started meanwhile show a dashboard, if wanted.
+    """Enable the dashboard for local clusters started within the context, if wanted.
 
     Raises
     ------
@@ -33,6 +33,6 @@ def shown(wanted: bool) -> Iterator[None]:
 
 
 def say_where(collector: Collector, display: Display) -> None:
-    """Name the page, where there is one."""
+    """Print the address of the dashboard page, if there is one."""
     if collector.dashboard_link is not None:
         display.say(f"dashboard: {collector.dashboard_link}")

@@ -1,4 +1,4 @@
-"""What a directory holds, so that no command writes into what another one made."""
+"""Contents of a directory, so that no command writes into the directory of another."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OF_PPO = ("checkpoint.pt", "progress.csv", "metrics.jsonl")  # those of others l
 
 
 class Content(NamedTuple):
-    """What is in a directory, and which commands go on with it."""
+    """Contents of a directory, and the commands that can resume it."""
 
     said: str
     kinds: tuple[str, ...]
@@ -45,7 +45,7 @@ def content(out: Path) -> Content | None:
 
 
 def check_kind(out: Path, kind: str) -> None:
-    """Raise unless a directory is free for a command, or holds what the same command made.
+    """Raise unless a directory is free, or was created by the same command.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ def check_kind(out: Path, kind: str) -> None:
 
 
 def taken(out: Path) -> Path:
-    """Return a path that with ``-2`` behind it names nothing yet."""
+    """Return a path such that the path with ``-2`` appended does not exist."""
     while Path(f"{out}-2").exists():
         out = Path(f"{out}-2")
     return out

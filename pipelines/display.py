@@ -1,4 +1,4 @@
-"""What a person sees of a run: a panel in a terminal, a line elsewhere, a summary at the end."""
+"""Progress display of a run: a panel in a terminal, lines elsewhere, a summary at the end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Fact = tuple[str, str]
 
 
 def line(metrics: Metrics, total: int) -> str:
-    """Return where a run stands, in a line.
+    """Return the progress of a run as one line.
 
     Examples
     --------
@@ -54,7 +54,7 @@ def line(metrics: Metrics, total: int) -> str:
 
 
 def facts(metrics: Metrics, total: int) -> list[Fact]:
-    """Return where a run stands, by label."""
+    """Return the progress of a run, by label."""
     score = f"{_score(metrics.mean_return)}{_judged(metrics)}"
     said = [
         ("steps", f"{metrics.steps:,} of {total:,}, {_left(metrics, total)}"),
@@ -118,7 +118,7 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time as people say it.
+    """Format a duration for people.
 
     Examples
     --------
@@ -136,7 +136,7 @@ def duration(seconds: float) -> str:
 
 
 def size(nbytes: float) -> str:
-    """Return a number of bytes as people say it.
+    """Format a number of bytes for people.
 
     Examples
     --------
@@ -181,7 +181,7 @@ def _store(metrics: Metrics) -> str:
 
 
 def _trouble(metrics: Metrics, before: str = "") -> str:
-    """Return what went wrong so far; nothing if nothing did."""
+    """Return the losses and faults so far; empty if there were none."""
     counts = (
         (metrics.restarts, "restarts"),
         (metrics.rebuilt, "environments rebuilt"),
@@ -292,7 +292,7 @@ class _Notebook:
 
 
 class Display:
-    """Shows where a run stands, in the way that suits where it is seen.
+    """Shows the progress of a run, in a form that suits the output.
 
     Parameters
     ----------
@@ -339,7 +339,7 @@ class Display:
 
     @contextmanager
     def _unless_nobody_reads(self) -> Iterator[None]:
-        """Go on in silence when the reader of a pipe has gone: ``clusterenv … | head``."""
+        """Continue silently after the reader of a pipe has exited: ``clusterenv … | head``."""
         try:
             yield
         except BrokenPipeError:

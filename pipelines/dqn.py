@@ -1,9 +1,9 @@
-"""Double DQN from a replay store, while collection goes on beside it.
+"""Train by double DQN from a replay store, while collection continues.
 
 ``python -m pipelines.dqn --env CartPole-v1 --stop-at 475``
 
-Killed at any moment, a run goes on when the same command is given again: rows, priorities and
-learner are committed together.
+The same command resumes a run that was killed: rows, priorities and learner are committed
+together.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = ["Args", "Arrangement", "Learner", "Result", "preset", "targets", "tra
 
 @dataclass(frozen=True)
 class Args(LearnerArgs):
-    """Everything that can be chosen; :func:`preset` has what suits an environment."""
+    """Arguments; :func:`preset` returns tuned ones for some environments."""
 
     epsilon_start: float = 1.0  # probability of a random action at first
     epsilon_end: float = 0.01  # and from --epsilon-steps on
@@ -73,7 +73,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def preset(env: str, **changes: Any) -> Args:
-    """Return arguments that suit an environment, with ``changes``.
+    """Return the arguments tuned for an environment, with ``changes``.
 
     Examples
     --------
@@ -91,7 +91,7 @@ def targets(
     target: Callable[[Tensor], Tensor],
     sample: Mapping[str, Tensor],
 ) -> Tensor:
-    """Return what double DQN takes for the value of each row of a sample.
+    """Return double DQN's target for each row of a sample.
 
     ``reward + discount (1 - terminated) Q_target(next_obs, argmax_a Q_online(next_obs, a))``; an
     episode that was only truncated goes on being worth something.
@@ -184,7 +184,7 @@ class Learner:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Who explores how, and by whose returns a run is judged."""
+    """How environments explore, and which of them a run is judged by."""
 
     name: str
     """Of the command."""
@@ -199,7 +199,7 @@ class Arrangement:
 
 
 def epsilon_greedy(q: QNetwork, args: Args) -> EpsilonGreedy:
-    """Return the policy of plain DQN: all environments explore alike."""
+    """Return the policy of plain DQN: all environments have the same epsilon."""
     return EpsilonGreedy(q, args.epsilon_start, args.temperature)
 
 
@@ -299,7 +299,7 @@ class Training:
         return self.steps >= self.args.total_steps or self.reached
 
     def learn(self, collector: clusterenv.Collector, interrupt: Interrupt) -> None:
-        """Learn while rows come, until all is done or somebody wants it to end."""
+        """Learn while rows arrive, until the run is done or interrupted."""
         args, learner, base = self.args, self.learner, self.sampler.base
         intake = Intake(collector, self.episodes, interrupt, rows=self.steps)
         past, began, committed = self.metrics, time.monotonic(), self.steps

@@ -1,4 +1,4 @@
-"""Returns of episodes, by environment, from the batches themselves."""
+"""Episode returns by environment, computed from batches."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Episodes:
         total = np.add.reduceat(reward.astype(np.float64), starts)
         of = env[starts]
         first = np.concatenate([[True], of[1:] != of[:-1]])
-        goes_on = first & (step[starts] > 0)  # a shard that was placed again begins anew
+        goes_on = first & (step[starts] > 0)  # a restarted shard begins a new episode
         total[goes_on] += self._open[of[goes_on]]
         self._open[of[first]] = 0.0
         done = over[ends]
@@ -79,7 +79,7 @@ class Episodes:
         return mean(kept) if len(kept) == kept.maxlen else math.nan
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run goes on from; episodes that were not over are lost."""
+        """Return the state for a resumed run, without unfinished episodes."""
         judged = list(self.judged_returns)
         return {"returns": list(self.returns), "judged_returns": judged, "count": self.count}
 
@@ -97,7 +97,7 @@ def mean(returns: Iterable[float]) -> float:
 
 
 class Intake:
-    """The batches of a collector on their way to a store, counted as they pass.
+    """Passes a collector's batches on to a store, and counts them.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What is in a run or a store: rows, episodes, returns, versions, size, and whether it is whole."""
+"""Summarise a run or a store: rows, episodes, returns, versions, size, and damaged files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Args:
 
 
 def describe(run: Path) -> list[tuple[str, str]]:
-    """Return what there is to say of a run or a store, as names and values.
+    """Summarise a run or a store, as names and values.
 
     Raises
     ------
@@ -51,7 +51,7 @@ def describe(run: Path) -> list[tuple[str, str]]:
 
 
 def _files(run: Path) -> Iterator[os.stat_result]:
-    """Yield what the system knows of all files below a directory; some may go meanwhile."""
+    """Yield the stat result of every file below a directory; files may vanish meanwhile."""
     for directory, _, names in os.walk(run):
         for name in names:
             with contextlib.suppress(OSError):
@@ -75,7 +75,7 @@ def _progress(path: Path) -> list[tuple[str, str]]:
 
 
 def _store(directory: Path) -> list[tuple[str, str]]:
-    # Here, as --help needs none of it.
+    # Imported here because --help does not need them.
     import numpy as np
 
     from clusterenv.store import open_snapshot
@@ -117,7 +117,7 @@ def _store(directory: Path) -> list[tuple[str, str]]:
         *lines,
         ("rows", f"{table.num_rows:,} of {envs} environments in {shards} shards"),
         ("collectors", f"{len(runs)}: one for each time that it was begun or resumed"),
-        ("placed again", f"{again} times: after losses and moves"),
+        ("restarts", f"{again}: after losses and moves"),
         ("episodes", f"{ended:,} ended, {int(columns['truncated'].sum()):,} of them truncated"),
         ("versions", f"{versions.min()} to {versions.max()}"),
         ("reward", f"{columns['reward'].mean():.4g} a step"),

@@ -1,4 +1,4 @@
-"""What can be chosen for a learner with a replay store, however its data is collected."""
+"""Arguments of learners with a replay store."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ FREE = (*run_args.FREE, "log_every")
 
 @dataclass(frozen=True)
 class LearnerArgs(RunArgs):
-    """Arguments of the learner; others say how its data is collected."""
+    """Arguments of the learner, on top of those of the run."""
 
-    temperature: float = 1.0  # of the softmax of values that --sync divergence compares
-    lr: float = 1e-3  # of Adam
-    anneal: bool = False  # bring the learning rate down to 0 linearly
+    temperature: float = 1.0  # of the softmax over values that --sync divergence compares
+    lr: float = 1e-3  # learning rate of Adam
+    anneal: bool = False  # decrease the learning rate linearly to 0
     gamma: float = 0.99  # discount per step
-    n_step: int = 1  # steps of a return before it is bootstrapped
-    batch: int = 256  # rows of an update
-    rows_per_update: int = 8  # rows collected for each update: neither side runs ahead
+    n_step: int = 1  # steps of a return before bootstrapping
+    batch: int = 256  # rows per update
+    rows_per_update: int = 8  # rows collected per update; limits collection and learner
     min_rows: int = 1_000  # rows collected before the first update
-    capacity: int = 100_000  # rows that the store holds
-    target_every: int = 1  # updates between two moves of the target network
-    tau: float = 0.005  # how far it moves towards the learner's; 1 copies it
-    publish_every: int = 16  # updates between two versions
-    prioritized: bool = False  # sample in proportion to the errors
-    alpha: float = 0.6  # of --prioritized: power of the errors
-    beta: float = 0.4  # of --prioritized: power of the weights at first; 1 in the end
-    duelling: bool = False  # heads for state value and advantages
-    grad_norm: float = 10.0  # gradients are scaled down to this norm
-    hidden: tuple[int, ...] = (128, 128)  # layers
-    log_every: int = 2_000  # steps between two rows of progress.csv
-    checkpoint_every: int = 10_000  # steps between two commits of rows and learner
+    capacity: int = 100_000  # rows that the store can hold
+    target_every: int = 1  # updates between updates of the target network
+    tau: float = 0.005  # step of the target network towards the learner's; 1 copies it
+    publish_every: int = 16  # updates between published versions
+    prioritized: bool = False  # prioritised sampling by TD error
+    alpha: float = 0.6  # with --prioritized: exponent of the errors
+    beta: float = 0.4  # with --prioritized: initial exponent of the weights; grows to 1
+    duelling: bool = False  # separate state value and advantages
+    grad_norm: float = 10.0  # clip gradients to this norm
+    hidden: tuple[int, ...] = (128, 128)  # hidden layers
+    log_every: int = 2_000  # steps between rows of progress.csv
+    checkpoint_every: int = 10_000  # steps between commits of rows and learner
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""Where a run stands: one record, whoever learns, for all that is logged, shown and drawn."""
+"""The record that every learner logs, displays and plots."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Metrics", "collected"]
 
 @dataclass(frozen=True)
 class Metrics:
-    """Where a run stands, counted from its beginning; what a learner does not have is ``None``.
+    """Totals since the start of a run; metrics that a learner does not have are ``None``.
 
     Examples
     --------
@@ -41,7 +41,7 @@ class Metrics:
     lag_mean: float = 0.0  # versions behind the newest, over this session's fragments
     # The shards
     queued: int = 0  # batches received and not yet taken
-    restarts: int = 0  # shards placed again after a loss
+    restarts: int = 0  # shards restarted after a loss
     moves: int = 0  # shards moved to another worker, with nothing lost
     rebuilt: int = 0  # environments rebuilt after a fault of their own
     lost_rows: int = 0  # taken by shards that were lost, and not delivered
@@ -76,7 +76,7 @@ class Metrics:
 
 
 def collected(past: Metrics, stats: Stats) -> dict[str, Any]:
-    """Return what a collector has done, on top of what was done before it was made."""
+    """Return the metrics of a collector, added to those of earlier sessions."""
     every = stats.announcements * len(stats.versions)
     return {
         "version": stats.version,

@@ -1,4 +1,4 @@
-"""Options of a command: from its dataclass, what suits the environment, a file, and the line."""
+"""Options of a command, from its dataclass, a preset, a file and the command line."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def from_file(kind: type[Any], path: Path) -> dict[str, Any]:
 
 
 def _cast(value: Any, kind: Any) -> Any:
-    """Return a value of a file as an option of this type has it."""
+    """Convert a value from a file to the type of its option."""
     if typing.get_origin(kind) is types.UnionType:
         return None if value is None else _cast(value, _without_none(kind))
     if typing.get_origin(kind) is Literal:
@@ -192,7 +192,7 @@ def _exactly(value: Any, kind: type) -> Any:
 
 
 def _written(kind: Any) -> str:
-    """Return a type as people say it."""
+    """Describe a type for an error message."""
     if typing.get_origin(kind) is types.UnionType:
         return _written(_without_none(kind))
     if typing.get_origin(kind) is Literal:
@@ -204,6 +204,6 @@ def _written(kind: Any) -> str:
 
 
 def _without_none(kind: Any) -> Any:
-    """Return what an option is if it is given."""
+    """Return the type of an optional option without ``None``."""
     (given,) = (each for each in typing.get_args(kind) if each is not type(None))
     return given

@@ -1,4 +1,4 @@
-"""Draws runs over each other: return, pulls, lag and throughput."""
+"""Plot several runs in one figure: return, pulls, lag and throughput."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Proximal policy optimisation, with the policy beside the simulation.
+"""Train by proximal policy optimisation, with the policy on the workers.
 
 ``python -m pipelines.ppo --env LunarLander-v3 --sync divergence --threshold 0.05``
 """
@@ -40,30 +40,30 @@ FREE = (*run_args.FREE, "resume")
 
 @dataclass(frozen=True)
 class Args(RunArgs):
-    """Everything that can be chosen; :func:`preset` has what suits an environment."""
+    """Arguments; :func:`preset` returns tuned ones for some environments."""
 
     env: str = "LunarLander-v3"  # id of a Gymnasium environment
-    total_steps: int = 1_000_000  # environment steps, all environments together
-    num_envs: int = 16  # environments, all shards together
-    horizon: int = 128  # steps of each environment between two updates
-    threshold: float = 0.05  # of --sync divergence: pull when diverged further
-    lr: float = 3e-4  # of Adam
-    anneal: bool = True  # bring the learning rate down to 0 linearly
+    total_steps: int = 1_000_000  # environment steps, summed over all environments
+    num_envs: int = 16  # environments, summed over all shards
+    horizon: int = 128  # steps of each environment between updates
+    threshold: float = 0.05  # with --sync divergence: pull above this divergence
+    lr: float = 3e-4  # learning rate of Adam
+    anneal: bool = True  # decrease the learning rate linearly to 0
     gamma: float = 0.99  # discount per step
-    lam: float = 0.95  # of generalised advantage estimation
+    lam: float = 0.95  # lambda of generalised advantage estimation
     epochs: int = 4  # passes over a rollout
     minibatches: int = 4  # per pass
-    clip: float = 0.2  # how far the ratio of probabilities may move
-    max_correction: float = 2.0  # bound of the importance weights of rows by an older version
-    clip_value: bool = False  # keep the new values within clip of the old
+    clip: float = 0.2  # clipping range of the probability ratio
+    max_correction: float = 2.0  # upper bound of the importance weights of older rows
+    clip_value: bool = False  # clip new values to within clip of the old ones
     entropy: float = 0.01  # weight of the entropy bonus
     value_coef: float = 0.5  # weight of the value loss
-    grad_norm: float = 0.5  # gradients are scaled down to this norm
+    grad_norm: float = 0.5  # clip gradients to this norm
     normalize_obs: bool = True  # by their running mean and variance
     scale_rewards: bool | None = None  # by the running return's deviation; default: if continuous
     hidden: tuple[int, ...] = (64, 64)  # layers of actor and critic
-    checkpoint_every: int = 50  # updates
-    resume: bool = False  # go on with the run in --out
+    checkpoint_every: int = 50  # updates between checkpoints
+    resume: bool = False  # resume the run in --out
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,7 +102,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def preset(env: str, **changes: Any) -> Args:
-    """Return arguments that suit an environment, with ``changes``.
+    """Return the arguments tuned for an environment, with ``changes``.
 
     Examples
     --------
@@ -124,8 +124,8 @@ def update(
     action = rollout["raw_action" if agent.log_std is not None else "action"].flatten(0, 1)
     behaviour = rollout["log_prob"].flatten()  # of whichever version acted
     with torch.no_grad():
-        # Decoupled clipping: steps are bounded around the policy before this update, whoever
-        # acted; bounded around a policy that acted long ago, they would end before it diverges.
+        # Decoupled clipping: around the policy before this update, not the one that acted.
+        # Clipping around an old acting policy would hold the learner near it.
         proximal = agent.distribution(obs).log_prob(action)
         correction = (proximal - behaviour).exp().clamp(max=args.max_correction)
         values = agent.value(obs).view_as(rewards)
@@ -321,7 +321,7 @@ def train(args: Args) -> Result:
 
 
 def restore(saved: Mapping[str, Any], parts: Mapping[str, Any]) -> tuple[Metrics, list[float]]:
-    """Bring all parts to what a run has saved; return its metrics and last 100 returns."""
+    """Restore all parts from a checkpoint; return its metrics and last 100 returns."""
     for name, part in parts.items():
         part.load_state_dict(saved[name])
     torch.set_rng_state(saved["rng"])

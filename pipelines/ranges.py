@@ -1,4 +1,4 @@
-"""Which numbers options may be, for all commands: refused at once, and with one that would do."""
+"""Valid ranges of options; errors show a valid value."""
 
 from __future__ import annotations
 

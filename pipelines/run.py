@@ -36,7 +36,7 @@ class Run:
     resume
         Go on with what is in the directory; otherwise it must hold no checkpoint.
     checkpoint
-        Name of the checkpoint to resume, if the learner names each anew.
+        Name of the checkpoint to resume, if the learner gives each one a new name.
     wandb
         Log to Weights & Biases too.
 

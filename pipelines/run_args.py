@@ -1,4 +1,4 @@
-"""What can be chosen for every learner: what runs where, and what becomes of it."""
+"""Arguments that all learners share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipelines import ranges
 
 __all__ = ["FREE", "RunArgs", "survival", "sync_rule"]
 
-# Arguments that may change when a run goes on.
+# Arguments that may change when a run is resumed.
 FREE = (
     *("total_steps", "stop_at", "shards", "cluster", "threads", "checkpoint_every"),
     *("restarts", "restart_wait", "env_faults", "out", "wandb", "dashboard", "quiet"),
@@ -21,24 +21,24 @@ FREE = (
 
 @dataclass(frozen=True)
 class RunArgs:
-    """Arguments of a run; those of its learner come besides."""
+    """Arguments of a run; each learner adds its own."""
 
     env: str = "CartPole-v1"  # id of a Gymnasium environment
-    total_steps: int = 200_000  # environment steps, all environments together
-    num_envs: int = 8  # environments, all shards together
+    total_steps: int = 200_000  # environment steps, summed over all environments
+    num_envs: int = 8  # environments, summed over all shards
     horizon: int = 16  # steps of each environment in a batch
     shards: int | None = None  # worker processes; one per core if not given
     cluster: str | None = None  # scheduler address, file or jobqueue name; else this machine
-    engine: str = "auto"  # what steps the environments on the workers
+    engine: str = "auto"  # what steps the environments
     sync: Literal["every-version", "every", "divergence", "never"] = "every-version"  # when to pull
-    threshold: float = 0.01  # of --sync divergence: pull when diverged further
-    every: int = 4  # of --sync every: pull when this many versions behind
-    max_lag: int | None = None  # of --sync divergence: pull when further behind
-    restarts: int = 5  # of a lost shard within 10 minutes; one loss more ends the run
-    restart_wait: float = 60.0  # seconds: the longest wait before a shard is placed again
-    env_faults: int = 5  # of one environment within 10 minutes; each time it is rebuilt
+    threshold: float = 0.01  # with --sync divergence: pull above this divergence
+    every: int = 4  # with --sync every: pull when this many versions behind
+    max_lag: int | None = None  # with --sync divergence: pull when more versions behind
+    restarts: int = 5  # of a shard within 10 minutes; the next loss ends the run
+    restart_wait: float = 60.0  # longest wait before a restart, in seconds
+    env_faults: int = 5  # of one environment within 10 minutes; after each it is rebuilt
     seed: int = 1  # environment i gets seed + i
-    threads: int = 1  # of torch at the head; the workers need the other cores
+    threads: int = 1  # torch threads at the head; the workers need the other cores
     stop_at: float | None = None  # stop when the last episodes' mean return reaches this
     out: Path | None = None  # run directory; default: one under runs/
     wandb: bool = False  # log to Weights & Biases too; needs clusterenv[wandb]
@@ -55,7 +55,7 @@ class RunArgs:
 
 
 def survival(args: RunArgs) -> dict[str, Any]:
-    """Return what a collector shall do about losses and faults."""
+    """Return the restart and fault budgets for a collector."""
     wait = args.restart_wait
     return {
         "restarts": clusterenv.Restarts(args.restarts, backoff=min(1.0, wait), backoff_max=wait),

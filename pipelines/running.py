@@ -1,4 +1,4 @@
-"""Running statistics that live in a module, so that they travel and are saved with it."""
+"""Running statistics as module buffers, so that they are sent and saved with the weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["RewardScaler", "RunningStats"]
 
 
 class RunningStats(nn.Module):
-    """Mean and variance of everything seen, as buffers.
+    """Running mean and variance, as buffers.
 
     Parameters
     ----------

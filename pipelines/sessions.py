@@ -1,7 +1,7 @@
-"""A run in several sessions: given again, the same command goes on with the same run.
+"""A run in several sessions: the same command resumes the same run.
 
-The journal's last commit names the learner's file that belongs to its rows, so both count, or
-neither does, whenever a session is killed.
+The journal's last commit names the learner's file that belongs to its rows, so rows and learner are
+always saved together.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Session:
         self._number = int(self.note["number"])
 
     def commit(self, store: ReplayStore, learner: Mapping[str, Any], **note: Any) -> None:
-        """Make the store's rows and a state of the learner count together.
+        """Commit the store's rows and a state of the learner together.
 
         Parameters
         ----------
@@ -84,7 +84,7 @@ class Session:
 
 
 def arguments(args: Any) -> dict[str, Any]:
-    """Return a dataclass of arguments as JSON keeps them."""
+    """Return a dataclass of arguments as JSON values."""
     return dict(json.loads(json.dumps(dataclasses.asdict(args), default=str)))
 
 

@@ -29,14 +29,14 @@ class Sink(Protocol):
 
 
 class _Lines(ABC):
-    """A text file that loses, when a run goes on, what lies beyond its checkpoint.
+    """A text file that a resumed run truncates to its checkpoint.
 
     Parameters
     ----------
     path
         The file.
     upto
-        Steps of the checkpoint that a run goes on from; ``None`` begins anew.
+        Steps of the checkpoint that a run resumes from; ``None`` starts a new run.
     """
 
     def __init__(self, path: Path, upto: int | None) -> None:
@@ -64,7 +64,7 @@ class _Lines(ABC):
 
 
 class CsvFile(_Lines):
-    """``progress.csv``: a column for all that the learner has."""
+    """``progress.csv``: one column per metric of the learner."""
 
     def __init__(self, path: Path, upto: int | None) -> None:
         super().__init__(path, upto)
@@ -102,7 +102,7 @@ class TensorBoard:
     directory
         Of the event files.
     upto
-        Steps of the checkpoint that a run goes on from; ``None`` begins anew.
+        Steps of the checkpoint that a run resumes from; ``None`` starts a new run.
     """
 
     def __init__(self, directory: Path, upto: int | None) -> None:

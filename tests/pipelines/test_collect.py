@@ -75,7 +75,7 @@ def test_a_dataset_has_exactly_the_rows_and_grows_with_another_session(
     assert not table["incarnation"].to_numpy().any()
     told = dict(describe(out))
     assert told["collectors"].startswith("2:")
-    assert told["placed again"].startswith("0 times")
+    assert told["restarts"].startswith("0:")
     starts = np.array(table["obs"].to_pylist())[table["step"].to_numpy() == 0]
     assert len(np.unique(starts, axis=0)) == len(starts)  # other seeds, other episodes
     assert len(ReplayStore.load(out)) == 1_500
