@@ -183,7 +183,6 @@ TARGETS = (
 
 LEFT_OUT = {
     "ClusterEnv",  # made by make_vec
-    "ClusterEnv.close_extras",  # called by close
     *("Batch", "Stats", "Rollout", "RolloutStats", "ReplayStats", "Snapshot"),  # returned
     *(
         "Policy",

@@ -33,13 +33,7 @@ class EnvGroup(NamedTuple):
 
 
 class EnvGroups:
-    """The groups of a fleet; those that a user sends repeatedly are cached.
-
-    Parameters
-    ----------
-    fleet
-        The shards.
-    """
+    """The groups of a fleet; those that a user sends repeatedly are cached."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet

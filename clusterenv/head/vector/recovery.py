@@ -32,23 +32,12 @@ class Recovery:
     An environment that was lost owes its user a truncation. The next result of the environment
     has it, with the observation of a reset. Under ``NEXT_STEP`` the step after it only resets,
     as after any end of an episode.
-
-    Parameters
-    ----------
-    fleet
-        The shards.
-    rule
-        Restart budget.
-    num_envs
-        Environments of all shards.
     """
 
     def __init__(self, fleet: Fleet, rule: Restarts, num_envs: int) -> None:
         about = fleet.description
         self._fleet = fleet
-        self._restarter = Restarter(
-            rule, fleet.roster, fleet.place, fleet.end_process, fleet.closing.wait
-        )
+        self._restarter = Restarter(rule, fleet)
         self._due = np.zeros(num_envs, np.int8)
         self._reasons: dict[int, str] = {}
         self._seeds: list[int | None] = [None] * num_envs
@@ -63,13 +52,7 @@ class Recovery:
     def recover(
         self, handle: ShardHandle, error: ClusterEnvError, end_process: bool
     ) -> ShardHandle:
-        """Restart a lost shard and return its new handle.
-
-        Raises
-        ------
-        ClusterEnvError
-            If the budget is spent, with all errors of the shard, or the fleet is closed.
-        """
+        """Restart a lost shard and return its new handle; as ``Restarter.restart``."""
         roster = self._fleet.roster
         roster.lost(handle.index)
         handle.disconnect()
@@ -77,7 +60,7 @@ class Recovery:
         try:
             roster.admit(back.index)
         except ClosedError:
-            self._fleet.discard(back)
+            self._fleet.stop([back])
             raise
         self.count += 1
         self._due[back.span] = _TRUNCATION
@@ -88,11 +71,7 @@ class Recovery:
 
     # What is due
 
-    def pending(self, ids: Ids | slice) -> bool:
-        """Whether anything is due to some of these environments."""
-        return bool(self._due[ids].any())
-
-    def due(self, ids: Ids) -> npt.NDArray[np.bool_]:
+    def due(self, ids: Ids | slice) -> npt.NDArray[np.bool_]:
         """Return to which of these environments a reset is due, instead of a step."""
         return np.not_equal(self._due[ids], _NOTHING)
 
@@ -106,15 +85,10 @@ class Recovery:
         ]
 
     def settle(self, ids: Ids, shard: int) -> tuple[npt.NDArray[np.bool_], Packed | None]:
-        """Record that the resets due were done.
+        """Record that the resets due were done; return which come back truncated, and their infos.
 
-        Returns
-        -------
-        truncated
-            Which of the environments come back truncated.
-        infos
-            The reason, by position in ``ids``; under ``SAME_STEP`` with the last observation
-            that was returned, as the one after it was lost.
+        An info has the reason; under ``SAME_STEP`` also the last observation that was returned,
+        as the one after it was lost.
         """
         truncated = self._due[ids] == _TRUNCATION
         self._due[ids] = np.where(truncated & self._next_step, _RESET, _NOTHING)
@@ -140,8 +114,8 @@ class Recovery:
                 if seeds[env] is not None:
                     self._seeds[env] = seeds[env]
 
-    def saw(self, ids: Ids, obs: list[Column]) -> None:
-        """Remember the newest observations, where they may be needed as last ones."""
+    def saw(self, ids: Ids, obs: list[Column], rows: Ids | slice) -> None:
+        """Remember the newest observations, in ``rows`` of ``obs``, if they may be last ones."""
         if self._last is not None:
             for column, now in zip(self._last, obs, strict=True):
-                column[ids] = now
+                column[ids] = now[rows]

@@ -17,22 +17,13 @@ Rows = npt.NDArray[np.intp]
 
 
 class Result:
-    """Arrays that answers are received into, and the infos that came with them.
-
-    Parameters
-    ----------
-    layout
-        Of the observations.
-    n
-        Number of environments.
-    ids
-        Their global indices; ``None`` for all environments.
-    """
+    """Arrays that answers are received into, and the infos that came with them."""
 
     def __init__(self, layout: Layout, n: int, ids: Rows | None = None) -> None:
         self.slot = Slot.empty(layout, n)
         self.n = n
         self.ids = ids
+        """Global indices of the environments; ``None`` for all."""
         self._infos: dict[int, list[tuple[Any, Rows]]] = {}
         self.chosen: dict[str, Column] = {}
         self.states: list[tuple[Rows, dict[str, Column]]] = []
