@@ -1,4 +1,4 @@
-"""Closes a ``ClusterEnv`` or ``Collector`` once, in the process that made it, at exit at last."""
+"""Life cycle of ``ClusterEnv`` and ``Collector``: closed once, by their process, or at exit."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from clusterenv.errors import (
     ResultsPending,
     shown,
 )
+from clusterenv.head.vector.env_groups import EnvIds
 
 __all__ = ["AsyncState", "Calls", "action_columns", "env_indices", "reset_arguments"]
 
@@ -68,7 +69,7 @@ class Calls:
                 pending,
             )
 
-    def check_received(self, call: str, ids: npt.NDArray[np.intp] | slice = slice(None)) -> None:
+    def check_received(self, call: str, ids: EnvIds | slice = slice(None)) -> None:
         """Raise ``ResultsPending`` if ``recv`` has still to return any of these environments."""
         self.check_idle(call)
         if self.receiving and self._sent[ids].any():
@@ -78,7 +79,7 @@ class Calls:
                 "call recv() first"
             )
 
-    def check_ready(self, call: str, ids: npt.NDArray[np.intp] | slice = slice(None)) -> None:
+    def check_ready(self, call: str, ids: EnvIds | slice = slice(None)) -> None:
         """Raise ``ResultsPending`` or ``ResetNeeded`` unless these environments can be stepped."""
         self.check_received(call, ids)
         if self._reset_first is not None:
@@ -125,19 +126,19 @@ class Calls:
         self._over[slice(None) if mask is None else mask] = False
         self._reset_first = None
 
-    def begin_recv(self, ids: npt.NDArray[np.intp]) -> None:
+    def begin_recv(self, ids: EnvIds) -> None:
         """Record that ``recv`` has to return these environments, which :meth:`check_ready` saw."""
         self._sent[ids] = True
         self.receiving += len(ids)
 
-    def end_recv(self, ids: npt.NDArray[np.intp]) -> None:
+    def end_recv(self, ids: EnvIds) -> None:
         """Record that ``recv`` has returned these environments."""
         self._sent[ids] = False
         self.receiving -= len(ids)
 
     def stepped(
         self,
-        ids: npt.NDArray[np.intp] | slice,
+        ids: EnvIds | slice,
         terminated: npt.NDArray[np.bool_],
         truncated: npt.NDArray[np.bool_],
     ) -> None:
@@ -221,7 +222,7 @@ def _seeds(given: Any) -> list[int | None]:
         ) from error
 
 
-def env_indices(given: Sequence[int] | npt.NDArray[Any] | None, n: int) -> npt.NDArray[np.intp]:
+def env_indices(given: Sequence[int] | npt.NDArray[Any] | None, n: int) -> EnvIds:
     """Check that the ``env_ids`` of ``send`` are distinct indices below ``n``; return an array.
 
     Examples

@@ -16,14 +16,13 @@ from clusterenv.errors import ClosedError, ClusterEnvError
 from clusterenv.head.fleet.fleet import Fleet
 from clusterenv.head.fleet.handle import ShardHandle
 from clusterenv.head.fleet.restarts import Restarter, Restarts
+from clusterenv.head.vector.env_groups import EnvIds
 
 __all__ = ["Recovery"]
 
 logger = logging.getLogger("clusterenv")
 
 _NOTHING, _TRUNCATION, _RESET = range(3)
-
-Ids = npt.NDArray[np.intp]
 
 
 class Recovery:
@@ -41,7 +40,6 @@ class Recovery:
         self._due = np.zeros(num_envs, np.int8)
         self._reasons: dict[int, str] = {}
         self._seeds: list[int | None] = [None] * num_envs
-        self._incarnations = np.zeros(num_envs, np.int64)
         self._layout = Layout(about.observation_space)
         self._next_step = about.autoreset_mode is AutoresetMode.NEXT_STEP
         same_step = about.autoreset_mode is AutoresetMode.SAME_STEP and rule.count > 0
@@ -64,27 +62,27 @@ class Recovery:
             raise
         self.count += 1
         self._due[back.span] = _TRUNCATION
-        self._incarnations[back.span] = back.incarnation
         self._reasons[back.index] = str(error)
         logger.warning("%s is open; its environments come back truncated.", back)
         return back
 
     # What is due
 
-    def due(self, ids: Ids | slice) -> npt.NDArray[np.bool_]:
+    def due(self, ids: EnvIds | slice) -> npt.NDArray[np.bool_]:
         """Return to which of these environments a reset is due, instead of a step."""
         return np.not_equal(self._due[ids], _NOTHING)
 
-    def seeds(self, ids: Ids) -> list[int | None]:
+    def seeds(self, ids: EnvIds, shard: int) -> list[int | None]:
         """Return the seeds for a reset that is due: new streams after a loss, none otherwise."""
+        incarnation = self._fleet.roster[shard].incarnation
         return [
-            env_seeds(self._seeds[env], int(self._incarnations[env]), env, 1)[0]
+            env_seeds(self._seeds[env], incarnation, env, 1)[0]
             if self._due[env] == _TRUNCATION
             else None
             for env in ids.tolist()
         ]
 
-    def settle(self, ids: Ids, shard: int) -> tuple[npt.NDArray[np.bool_], Packed | None]:
+    def settle(self, ids: EnvIds, shard: int) -> tuple[npt.NDArray[np.bool_], Packed | None]:
         """Record that the resets due were done; return which come back truncated, and their infos.
 
         An info has the reason; under ``SAME_STEP`` also the last observation that was returned,
@@ -103,7 +101,9 @@ class Recovery:
 
     # What must be remembered
 
-    def began(self, ids: Ids, seeds: list[int | None], mask: npt.NDArray[np.bool_] | None) -> None:
+    def began(
+        self, ids: EnvIds, seeds: list[int | None], mask: npt.NDArray[np.bool_] | None
+    ) -> None:
         """Record that the user resets all of these environments, or those of a mask.
 
         Nothing is due to them any more. ``seeds`` and ``mask`` are of all environments.
@@ -114,7 +114,7 @@ class Recovery:
                 if seeds[env] is not None:
                     self._seeds[env] = seeds[env]
 
-    def saw(self, ids: Ids, obs: list[Column], rows: Ids | slice) -> None:
+    def saw(self, ids: EnvIds, obs: list[Column], rows: EnvIds | slice) -> None:
         """Remember the newest observations, in ``rows`` of ``obs``, if they may be last ones."""
         if self._last is not None:
             for column, now in zip(self._last, obs, strict=True):

@@ -16,6 +16,7 @@ from clusterenv.data.pickling import dumps, dumps_by_value
 from clusterenv.data.spaces import Array, Column, Layout
 from clusterenv.errors import ConfigError
 from clusterenv.head.fleet.roster import Roster
+from clusterenv.head.vector.env_groups import EnvIds
 from clusterenv.policies.base import Policy
 from clusterenv.simulation.masks import InfoMask
 from clusterenv.sync.publisher import Publisher
@@ -89,7 +90,7 @@ class RemotePolicy:
         obs: list[Column],
         over: npt.NDArray[np.bool_],
         info: Mapping[str, Any],
-        states: Sequence[tuple[npt.NDArray[np.intp], Mapping[str, Column]]] = (),
+        states: Sequence[tuple[EnvIds, Mapping[str, Column]]] = (),
     ) -> None:
         """Sample observations of a step to compare versions on, with masks and recurrent states.
 

@@ -21,10 +21,9 @@ from clusterenv.errors import ActionError, ConfigError, NothingSent
 from clusterenv.head.fleet.env_errors import env_error
 from clusterenv.head.fleet.handle import ShardHandle
 from clusterenv.head.vector.calls import Calls, action_columns, env_indices, reset_arguments
-from clusterenv.head.vector.env_groups import EnvGroup, EnvGroups
+from clusterenv.head.vector.env_groups import EnvGroup, EnvGroups, EnvIds, Result
 from clusterenv.head.vector.exchange import ACT, CALL, RESET, STEP, Exchange, Request
 from clusterenv.head.vector.remote_policy import RemotePolicy
-from clusterenv.head.vector.result import Result, Rows
 from clusterenv.policies.base import Policy
 from clusterenv.simulation.policy_spaces import check_spaces
 from clusterenv.sync.rules import SyncRule
@@ -236,17 +235,15 @@ class Requests:
             blob = dumps(tuple(StepRequest(group.rows, dtypes, objects)))
         self._send(STEP, group, result, blob, arrays)
 
-    def _reset_due(self, group: EnvGroup, which: Rows | None, result: Result | None) -> None:
+    def _reset_due(self, group: EnvGroup, which: EnvIds | None, result: Result | None) -> None:
         """Reset a group of a restarted shard, or its positions ``which``, in place of a step."""
         share = self._fleet.handles[group.shard].share
         ids = group.ids if which is None else group.ids[which]
         rows = ids - share.first
         seeds: list[int | None] = [None] * share.count
-        for row, seed in zip(rows.tolist(), self._recovery.seeds(ids), strict=True):
+        for row, seed in zip(rows, self._recovery.seeds(ids, group.shard), strict=True):
             seeds[row] = seed
-        mask = None
-        if len(rows) < share.count:
-            mask = np.isin(np.arange(share.count), rows)
+        mask = np.isin(np.arange(share.count), rows) if len(rows) < share.count else None
         whole = Result(self._obs, share.count)
 
         def complete(handle: ShardHandle, blob: Any) -> Result:
@@ -297,7 +294,7 @@ class Requests:
     # Answers
 
     def _complete(
-        self, target: Result, into: slice, ids: Rows, handle: ShardHandle, blob: Any
+        self, target: Result, into: slice, ids: EnvIds, handle: ShardHandle, blob: Any
     ) -> Result:
         """Complete a result whose arrays were received."""
         self._add_blob(target, into, handle, blob)
@@ -305,7 +302,7 @@ class Requests:
         return target
 
     def _complete_part(
-        self, part: Result, result: Result, ids: Rows, handle: ShardHandle, blob: Any
+        self, part: Result, result: Result, ids: EnvIds, handle: ShardHandle, blob: Any
     ) -> Result:
         """Complete a result of some environments, and copy it into that of all."""
         self._complete(part, _ALL, ids, handle, blob)
@@ -327,7 +324,7 @@ class Requests:
             rows, columns = states
             target.states.append((np.arange(target.n)[into][rows], columns))
 
-    def _step_result(self, result: Result, ids: Rows | slice = _ALL) -> StepResult:
+    def _step_result(self, result: Result, ids: EnvIds | slice = _ALL) -> StepResult:
         obs, reward, terminated, truncated = result.slot
         self._calls.stepped(ids, terminated, truncated)
         return self._obs.nest(obs), reward, terminated, truncated, result.info()
