@@ -183,7 +183,15 @@ TARGETS = (
 
 LEFT_OUT = {
     "ClusterEnv",  # made by make_vec
-    *("Batch", "Stats", "Rollout", "RolloutStats", "ReplayStats", "Snapshot"),  # returned
+    *(
+        "Batch",
+        "Stats",
+        "ShardInfo",
+        "Rollout",
+        "RolloutStats",
+        "ReplayStats",
+        "Snapshot",
+    ),  # returned
     *(
         "Policy",
         "Context",
