@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from clusterenv.data.batch import Batch, Rollout
     from clusterenv.data.tensordict import to_tensordict
     from clusterenv.head.collect.collector import Collector
-    from clusterenv.head.fleet.env_spaces import env_spaces
+    from clusterenv.head.fleet.launch import env_spaces
     from clusterenv.head.fleet.restarts import Restarts
     from clusterenv.head.fleet.roster import ShardInfo
     from clusterenv.head.monitor.stats import Stats
@@ -60,7 +60,7 @@ _MODULES = {
     "data.batch": ("Batch", "Rollout"),
     "data.tensordict": ("to_tensordict",),
     "head.collect.collector": ("Collector",),
-    "head.fleet.env_spaces": ("env_spaces",),
+    "head.fleet.launch": ("env_spaces",),
     "head.fleet.restarts": ("Restarts",),
     "head.fleet.roster": ("ShardInfo",),
     "head.monitor.stats": ("Stats",),

@@ -31,7 +31,7 @@ from chaotic import ORDERS
 from checks import Account, check_rows
 
 import clusterenv
-from clusterenv.head.collect import collector as collectors
+from clusterenv.head.lifecycle import open_heads
 from pipelines import dqn
 
 FAULTS = ("kill", "stop", "hang", "hold", "raise")
@@ -101,7 +101,7 @@ class Injector(threading.Thread):
             os.kill(os.getpid(), signal.SIGINT)
 
     def _harm(self) -> None:
-        _wait(lambda: bool(collectors._open) and self._stats().rows > 2_000, "the run to begin")
+        _wait(lambda: bool(_collectors()) and self._stats().rows > 2_000, "the run to begin")
         report = self.report
         report.before = self._throughput()
         ends = time.monotonic() + self._seconds
@@ -120,7 +120,7 @@ class Injector(threading.Thread):
         report.stats = self._stats()
 
     def _stats(self) -> clusterenv.Stats:
-        for collector in list(collectors._open):
+        for collector in _collectors():
             return collector.stats()
         raise RuntimeError("the run has ended")
 
@@ -133,7 +133,7 @@ class Injector(threading.Thread):
         """Do one thing, and wait until it has been noticed and all shards deliver again."""
         before = self._stats()
         if fault in ("kill", "stop"):
-            holders = {shard.worker for c in collectors._open for shard in c.shards}
+            holders = {shard.worker for c in _collectors() for shard in c.shards}
             nannies = [n for n in self._cluster.workers.values() if n.worker_address in holders]
             _wait(lambda: any(n.process and n.process.pid for n in nannies), "a worker")
             pids = [n.process.pid for n in nannies if n.process and n.process.pid]
@@ -159,6 +159,10 @@ class Injector(threading.Thread):
     def _by_shard(self) -> Sequence[float]:
         stats = self._stats()
         return [round(rate * stats.seconds) for rate in stats.steps_per_second]
+
+
+def _collectors() -> list[clusterenv.Collector]:
+    return [head for head in open_heads if isinstance(head, clusterenv.Collector)]
 
 
 def _wait(condition: Callable[[], bool], what: str) -> None:

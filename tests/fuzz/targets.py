@@ -183,7 +183,6 @@ TARGETS = (
 
 LEFT_OUT = {
     "ClusterEnv",  # made by make_vec
-    "ClusterEnv.close_extras",  # called by close
     # Returned by other calls:
     *("Batch", "Stats", "Rollout", "RolloutStats", "ReplayStats", "ShardInfo", "Snapshot"),
     # For subclasses, or given to them:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import math
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -19,16 +17,20 @@ from clusterenv import config
 from clusterenv.cluster.connect import ClusterLike
 from clusterenv.data.batch import Batch
 from clusterenv.data.checks import is_number
-from clusterenv.data.pickling import dumps, dumps_by_value
-from clusterenv.data.processes import ProcessGuard
+from clusterenv.data.pickling import dumps_by_value
 from clusterenv.data.spaces import Layout
 from clusterenv.errors import ClosedError, ConfigError, shown
-from clusterenv.head.collect.options import CollectorOptions
-from clusterenv.head.collect.receiver import Receiver
-from clusterenv.head.fleet.arguments import check_counts, check_shards
-from clusterenv.head.fleet.launch import StreamSpec, make_recipe, open_fleet
-from clusterenv.head.fleet.restarts import Restarts
+from clusterenv.head.collect.receiver import CollectorOptions, Receiver
+from clusterenv.head.fleet.launch import (
+    StreamSpec,
+    check_counts,
+    check_shards,
+    make_recipe,
+    open_fleet,
+)
+from clusterenv.head.fleet.restarts import Restarts, restart_rule
 from clusterenv.head.fleet.roster import ShardInfo
+from clusterenv.head.lifecycle import Lifecycle
 from clusterenv.head.monitor.stats import Stats, Tally
 from clusterenv.head.monitor.telemetry import Telemetry
 from clusterenv.policies.policy import Policy
@@ -39,10 +41,8 @@ from clusterenv.sync.weights import manifest_of
 
 __all__ = ["Collector"]
 
-_open: weakref.WeakSet[Collector] = weakref.WeakSet()
 
-
-class Collector:
+class Collector(Lifecycle):
     """Collects trajectories with the policy beside the simulation.
 
     Parameters
@@ -126,10 +126,8 @@ class Collector:
         wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] = (),
         **env_kwargs: Any,
     ) -> None:
-        self.closed = False
-        restarts = Restarts() if restarts is None else restarts
         check_counts(num_envs, shards)
-        options = CollectorOptions(shards, max_shards, credits, restarts)
+        options = CollectorOptions(shards, max_shards, credits, restart_rule(restarts))
         spec = StreamSpec(
             policy=policy,
             rule=EveryVersion() if sync is None else sync,
@@ -151,7 +149,7 @@ class Collector:
             undo.callback(self._fleet.close, config.seconds("timeout.close"))
             self._begin(spec, options, _title(env))
             undo.pop_all()
-        _open.add(self)
+        self._opened()
         self._telemetry.begin()  # now that the head listens to the shards
 
     def _begin(self, spec: StreamSpec, options: CollectorOptions, title: str) -> None:
@@ -168,8 +166,6 @@ class Collector:
         self._publisher = Publisher(spec.policy, spec.rule, layout, in_use, spec.version)
         self._tally = Tally(spec.version)
         self._telemetry = Telemetry(self._fleet.client, self._fleet.name, title)
-        self._failure: BaseException | None = None
-        self._guard = ProcessGuard("this Collector", "connections")
         self._receiver = Receiver(
             self._fleet, spec, options, self._publisher, self._tally, self._telemetry
         )
@@ -262,10 +258,7 @@ class Collector:
             # Evaluated outside the lock that receiving needs, and so is the cached checksum.
             prepared = self._publisher.prepare(policy, numbers, self._roster.lock)
             _ = prepared.weights.digest
-            with self._roster.lock:
-                announcement = self._publisher.commit(prepared)
-                self._receiver.announce(dumps(tuple(announcement)))
-        return announcement.version
+            return self._receiver.publish(prepared)
 
     def scale(self, shards: int) -> None:
         """Collect with so many shards, each as large as the first, as soon as workers have them.
@@ -314,45 +307,13 @@ class Collector:
             raise
         if isinstance(item, BaseException):
             if not isinstance(item, ClosedError):
-                self._failure = item
+                self._closed_because = type(item).__name__
             self.close()
             raise item
         return item
 
-    # The end
-
-    def _check_open(self) -> None:
-        self._guard.check()
-        if self.closed:
-            because = f" (after {type(self._failure).__name__})" if self._failure else ""
-            raise ClosedError(f"this Collector is closed{because}; make a new one")
-
-    def close(self, timeout: float | None = None) -> None:
-        """Stop the shards, and the cluster if the collector started it."""
-        if self.closed:
-            return
-        seconds = config.seconds("timeout.close", timeout)
-        self.closed = True
-        _open.discard(self)
-        if not self._guard.is_here:
-            return  # a fork: the shards belong to the parent
-        try:
-            self._receiver.close(seconds)
-        finally:
-            if self._owned_client is not None:
-                self._owned_client.close()
-
-    def __enter__(self) -> Collector:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if not hasattr(self, "_receiver") or self.closed:
-            return
-        # This may be Dask's event loop, or a thread that holds a lock of the client.
-        threading.Thread(target=self.close, name="clusterenv-close").start()
+    def _stop(self, timeout: float) -> None:
+        self._receiver.close(timeout)
 
 
 def _relays(policy: Policy) -> bool:
@@ -365,9 +326,3 @@ def _title(env: Any) -> str:
     """Return what people call an environment."""
     env = env[0] if isinstance(env, Sequence) and not isinstance(env, str) else env
     return str(getattr(env, "id", None) or getattr(env, "__name__", None) or env)
-
-
-@atexit.register
-def _close_all() -> None:
-    for collector in list(_open):
-        collector.close()

@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from clusterenv import config
 from clusterenv.data.batch import Batch
 from clusterenv.data.buffer_pool import BufferPool
+from clusterenv.data.checks import check_whole
 from clusterenv.data.codec import Parts, decode, largest_fragment, nbytes_of
 from clusterenv.data.fragment import Cut
 from clusterenv.data.pickling import dumps
@@ -27,43 +29,60 @@ from clusterenv.errors import (
     PolicyError,
     WorkerLost,
 )
-from clusterenv.head.collect.options import CollectorOptions
 from clusterenv.head.collect.weight_service import WeightService
 from clusterenv.head.fleet.env_errors import env_error
 from clusterenv.head.fleet.fleet import Fleet
 from clusterenv.head.fleet.handle import ShardHandle
-from clusterenv.head.fleet.launch import StreamSpec
+from clusterenv.head.fleet.launch import StreamSpec, check_shards
+from clusterenv.head.fleet.restarts import Restarts
 from clusterenv.head.fleet.roster import Reason, ShardRecord, ShardState
 from clusterenv.head.fleet.supervisor import Supervisor
 from clusterenv.head.monitor.stats import Stats, Tally
 from clusterenv.head.monitor.telemetry import Telemetry
-from clusterenv.sync.publisher import Publisher
+from clusterenv.sync.publisher import Prepared, Publisher
 from clusterenv.transport.framing import Header, Message
 from clusterenv.transport.messages import FragmentMeta, MessageKind
 from clusterenv.transport.multiplexer import Multiplexer
 
-__all__ = ["Receiver"]
+__all__ = ["CollectorOptions", "Receiver"]
 
 logger = logging.getLogger("clusterenv")
 
 _WATCH_SECONDS = 0.5
+_MOST_CREDITS = 1024
+
+
+@dataclass(frozen=True)
+class CollectorOptions:
+    """The arguments of a ``Collector`` that only the head needs."""
+
+    shards: int | None
+    """At the start; ``None`` for one on each worker."""
+    max_shards: int | None
+    """If workers join; ``None`` for as many as at the start."""
+    credits: int
+    """Fragments that each shard may be ahead of the reader."""
+    restarts: Restarts
+
+    def __post_init__(self) -> None:
+        why = "with one a shard waits for the head; each is a fragment in the head's memory"
+        check_whole("credits", self.credits, "credits=2", least=2, most=_MOST_CREDITS, why=why)
+        if self.max_shards is None:
+            return
+        least = self.shards or 1
+        check_shards("max_shards", self.max_shards, f"max_shards={2 * least}")
+        if self.max_shards < least:
+            raise ConfigError(
+                f"max_shards must be at least shards={least}, got {self.max_shards}: "
+                f"max_shards={2 * least}"
+            )
 
 
 class Receiver:
     """Receives fragments in a thread of its own, grants credits, and notices lost shards.
 
-    Lost and drained shards leave it. The supervisor returns them once they are open again.
-
-    Parameters
-    ----------
-    fleet
-        The shards.
-    spec, options
-        How they collect, and how many there are.
-    publisher, tally
-        The policy versions and the statistics; both are guarded by the roster's lock.
-    telemetry
-        Gets the statistics now and then.
+    Lost and drained shards leave it. The supervisor returns them once they are open again. The
+    roster's lock guards the publisher and the tally, too.
     """
 
     def __init__(
@@ -110,11 +129,9 @@ class Receiver:
     @property
     def ready(self) -> int:
         """Batches that can be taken without waiting, and the error after them, if there is one."""
-        # After the end there also is the error that wakes waiting readers.
-        return self._waiting() if self._roster.closed else self._received.qsize()
-
-    def _waiting(self) -> int:
-        return sum(record.waiting for record in self._roster)
+        if self._roster.closed:  # without the error that wakes waiting readers
+            return sum(record.waiting for record in self._roster)
+        return self._received.qsize()
 
     def stats(self) -> Stats:
         """Return the statistics."""
@@ -147,13 +164,15 @@ class Receiver:
                 self._grant(record)
             return count
 
-    def announce(self, blob: bytes) -> None:
-        """Announce a new version to all shards, and later to those that are restarted."""
+    def publish(self, prepared: Prepared) -> int:
+        """Announce a version to all shards, and later to those that are restarted; return it."""
         with self._roster.lock:
-            self._announced = blob
+            announcement = self._publisher.commit(prepared)
+            self._announced = blob = dumps(tuple(announcement))
             for record in self._roster.active:
                 self._tally.announced_bytes += len(blob)
                 self._send(_handle(record), MessageKind.ANNOUNCE, blob)
+            return announcement.version
 
     def close(self, timeout: float) -> None:
         """Stop receiving, and close the shards."""
@@ -166,7 +185,7 @@ class Receiver:
             if threading.current_thread() is not self._thread:
                 self._thread.join(timeout=5.0)
             while not self._opened.empty():
-                self._fleet.discard(self._opened.get())
+                self._fleet.stop([self._opened.get()])
             self._multiplexer.close()
             self._received.put(ClosedError("this Collector was closed while a reader waited"))
 
@@ -328,7 +347,7 @@ class Receiver:
             if not closed:
                 self._opened.put(handle)
         if closed:
-            self._fleet.discard(handle)
+            self._fleet.stop([handle])
         else:
             self._multiplexer.wake()
 
@@ -342,7 +361,7 @@ class Receiver:
             self._tally.moves += record.because is Reason.MOVE
             self._tally.restarts += record.because is Reason.LOSS
             if self._announced is not None:
-                self._weights.give(handle)
+                self._weights.answer(record)
                 self._send(handle, MessageKind.ANNOUNCE, self._announced)
             self._multiplexer.add(handle)
             self._grant(record)

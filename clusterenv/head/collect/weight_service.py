@@ -27,13 +27,8 @@ class _Send(Protocol):
 class WeightService:
     """Answers pulls: from the head, from another worker, or from the process's weight cache.
 
-    All its methods hold the roster's lock.
-
-    Parameters
-    ----------
-    relays
-        Whether workers send weights to each other, because they are too large for the head to
-        send to all.
+    With ``relays`` workers send weights to each other, because they are too large for the head to
+    send to all. The roster's lock guards its state; callers of ``forget`` and ``answer`` hold it.
     """
 
     def __init__(
@@ -51,20 +46,15 @@ class WeightService:
         with self._roster.lock:
             record = self._roster[handle.index]
             if self._distribution is None:
-                self._answer(record, whole)
+                self.answer(record, whole)
             elif whole:
                 record.relayed = False
-                self._answer(record, whole=True)
+                self.answer(record, whole=True)
                 self._carry_out(self._distribution.failed(handle.index, self._publisher.version))
             elif self._is_cached(handle):
-                self._answer(record)
+                self.answer(record)
             else:
                 self._carry_out(self._distribution.ask(handle.index, self._publisher.version))
-
-    def give(self, handle: ShardHandle) -> None:
-        """Send the newest weights to a shard that was restarted."""
-        with self._roster.lock:
-            self._answer(self._roster[handle.index])
 
     def held(self, handle: ShardHandle, version: int) -> None:
         """Record that weights have reached a shard."""
@@ -81,10 +71,9 @@ class WeightService:
 
     def forget(self, handle: ShardHandle) -> None:
         """Forget a shard that is lost or was drained."""
-        with self._roster.lock:
-            self._cached.pop(handle.worker, None)  # its process may have ended
-            if self._distribution is not None:
-                self._carry_out(self._distribution.gone(handle.index, self._publisher.version))
+        self._cached.pop(handle.worker, None)  # its process may have ended
+        if self._distribution is not None:
+            self._carry_out(self._distribution.gone(handle.index, self._publisher.version))
 
     def _is_cached(self, handle: ShardHandle) -> bool:
         return self._cached.get(handle.worker) == self._publisher.version
@@ -99,15 +88,16 @@ class WeightService:
             if record.handle is None or not record.active:
                 orders.extend(self._distribution.gone(shard, newest))
             elif self._is_cached(record.handle):  # another shard of the process was first
-                self._answer(record)
+                self.answer(record)
                 orders.extend(self._distribution.gone(shard, newest))
             else:
                 holder = None if source == HEAD else self._roster[source].handle
-                self._answer(record, relay=holder.relay if holder else None)
+                self.answer(record, relay=holder.relay if holder else None)
 
-    def _answer(
+    def answer(
         self, record: ShardRecord, whole: bool = False, relay: Endpoint | None = None
     ) -> None:
+        """Send a shard the newest weights, or name the worker that has them."""
         handle, weights = record.handle, self._publisher.newest
         assert handle is not None
         cached = not whole and self._is_cached(handle)

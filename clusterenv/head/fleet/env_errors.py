@@ -23,15 +23,6 @@ _CONTROL_FLOW = (StopIteration, StopAsyncIteration)
 def raised_by_env(kind: type[EnvError], message: str, cause: BaseException | None) -> EnvError:
     """Return an error of a kind that is also of its cause's type and has its attributes.
 
-    Parameters
-    ----------
-    kind
-        ``EnvError``, or a class derived from it.
-    message
-        Of the error; the cause keeps its own.
-    cause
-        What the environment raised, if that is known.
-
     Examples
     --------
     >>> error = raised_by_env(EnvError, "environment 3 raised in step.", KeyError("level"))
@@ -108,10 +99,8 @@ def env_error(handle: ShardHandle, failure: Failure) -> Exception:
     """Return the exception that a failure on a worker becomes at the head."""
     cause: BaseException | None = None
     if failure.error is not None:
-        try:
+        with contextlib.suppress(Exception):  # its class may not exist here
             cause = loads(failure.error)
-        except Exception:
-            cause = None
     if isinstance(cause, ConfigError):
         return cause
     if failure.doing == "act":
@@ -120,9 +109,8 @@ def env_error(handle: ShardHandle, failure: Failure) -> Exception:
         fault.__cause__ = cause
         return fault
     which = "an environment" if failure.env is None else f"environment {failure.env}"
-    hint = ""
-    if isinstance(cause, ImportError):
-        hint = "\nIs the package installed on the workers?"
+    missing = isinstance(cause, ImportError)
+    hint = "\nIs the package installed on the workers?" if missing else ""
     note = f"\n{failure.note}" if failure.note else ""
     return raised_by_env(
         EnvGivenUp if failure.note else EnvError,

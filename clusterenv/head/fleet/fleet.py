@@ -15,19 +15,12 @@ from clusterenv.cluster.connect import wait_for_workers
 from clusterenv.cluster.plugins import protect_shards
 from clusterenv.data.observation_mode import check_same_spaces
 from clusterenv.data.seeds import new_run_id
-from clusterenv.errors import (
-    ClosedError,
-    NoWorkers,
-    SchedulerLost,
-    WorkerLost,
-)
+from clusterenv.errors import ClosedError, NoWorkers, SchedulerLost, WorkerLost
 from clusterenv.head.fleet.env_errors import env_error
 from clusterenv.head.fleet.handle import ShardHandle
 from clusterenv.head.fleet.placement import Share, about_to_leave, choose_worker, place
 from clusterenv.head.fleet.roster import Reason, Roster, ShardRecord
 from clusterenv.simulation.engines.base import EnvDescription
-from clusterenv.transport.connection import NonBlockingConnection
-from clusterenv.transport.endpoint import connect
 from clusterenv.transport.messages import Failure
 from clusterenv.worker.actor import Shard
 from clusterenv.worker.specs import Opened, ShardSpec
@@ -42,20 +35,10 @@ _LOOK_SECONDS = 2.0
 
 
 class Fleet:
-    """Does the I/O of the shards of a ``ClusterEnv`` or ``Collector``.
-
-    Attributes
-    ----------
-    roster
-        The state of the shards.
-    """
+    """Does the I/O of the shards of a ``ClusterEnv`` or ``Collector``; the roster decides."""
 
     def __init__(
-        self,
-        client: Client,
-        recipe: bytes,
-        shares: Sequence[Share],
-        stream: bytes | None = None,
+        self, client: Client, recipe: bytes, shares: Sequence[Share], stream: bytes | None = None
     ) -> None:
         self.client = client
         self._recipe, self._stream = recipe, stream
@@ -69,14 +52,20 @@ class Fleet:
         protect_shards(client)
         placed: list[ShardHandle] = []
         try:
-            self._place_all(placed)
-            self.description = _joined(self._open(placed))
+            count = len(shares)
+            workers = wait_for_workers(client, count, config.seconds("timeout.workers"))
+            for record, worker in zip(self.roster, place(self.load(workers), count), strict=True):
+                placed.append(self._submit(record, worker))
+                self.roster.opening(record.index, placed[-1])
+            opened = self._open(placed)
+            spaces = tuple(space for shard in opened for space in shard.observation_spaces)
+            self.description = replace(opened[0], observation_spaces=spaces)
             for handle in placed:
                 self.roster.admit(handle.index)
         except BaseException:
             self.closing.set()
             self.roster.close()
-            self._stop(placed, config.seconds("timeout.close"))
+            self.stop(placed)
             raise
 
     @property
@@ -84,15 +73,8 @@ class Fleet:
         """The head's ends of all shards, by index."""
         return self.roster.handles
 
-    def _place_all(self, placed: list[ShardHandle]) -> None:
-        count = len(self.roster)
-        workers = wait_for_workers(self.client, count, config.seconds("timeout.workers"))
-        for record, worker in zip(self.roster, place(self._load(workers), count), strict=True):
-            placed.append(self._submit(record, worker))
-            self.roster.opening(record.index, placed[-1])
-
-    def _load(self, workers: Iterable[str]) -> dict[str, int]:
-        """Return how many shards each worker has, ours and others'."""
+    def load(self, workers: Iterable[str]) -> dict[str, int]:
+        """Return how many shards each of these workers has, ours and others'."""
         held = self.client.has_what()
         return {
             worker: sum(str(key).startswith(_KEY) for key in held.get(worker, ()))
@@ -127,12 +109,8 @@ class Fleet:
     def place(self, record: ShardRecord) -> ShardHandle:
         """Place a shard and open its environments, on another worker than before if it can.
 
-        Raises
-        ------
-        ClosedError
-            If the fleet was closed meanwhile.
-        ClusterEnvError
-            If no worker came in time, or what was raised on it.
+        Raises ``ClosedError`` if the fleet is closed meanwhile, another ``ClusterEnvError`` if no
+        worker came in time, and what was raised on the worker.
         """
         if self.closing.is_set():
             raise _closed_meanwhile()
@@ -150,7 +128,7 @@ class Fleet:
             self.release(handle)
             raise
         except BaseException:
-            self.discard(handle)
+            self.stop([handle])
             raise
         return handle
 
@@ -160,7 +138,7 @@ class Fleet:
         deadline = time.monotonic() + timeout
         while True:
             workers = set(wait_for_workers(self.client, 1, timeout)) - self.leaving()
-            worker = choose_worker(self._load(workers), avoid)
+            worker = choose_worker(self.load(workers), avoid)
             if worker is not None:
                 return worker
             if time.monotonic() > deadline:
@@ -172,10 +150,6 @@ class Fleet:
             if self.closing.wait(_GRACE_SECONDS):
                 raise _closed_meanwhile()
 
-    def load(self) -> dict[str, int]:
-        """Return how many shards each worker has, ours and others'; asks the scheduler."""
-        return self._load(self.client.nthreads())
-
     def leaving(self) -> set[str]:
         """Return the workers whose lifetime or job is about to end."""
         return about_to_leave(self._ends, time.monotonic(), config.seconds("timeout.leave"))
@@ -186,13 +160,7 @@ class Fleet:
         return bool(self.client.status == "running")
 
     def await_scheduler(self) -> None:
-        """Wait for a scheduler that cannot be reached.
-
-        Raises
-        ------
-        SchedulerLost
-            If it is not there in time.
-        """
+        """Wait for a scheduler that cannot be reached; raise ``SchedulerLost`` in the end."""
         timeout = config.seconds("timeout.scheduler")
         deadline = time.monotonic() + timeout
         while not self.connected:
@@ -248,6 +216,7 @@ class Fleet:
                 handle.future.result()  # raises what went wrong
         # Environments of all shards are made at the same time.
         opening = [(handle, handle.actor.open(self._recipe, self._stream)) for handle in handles]
+        context = self.client.security.get_connection_args("client").get("ssl_context")
         descriptions = []
         for handle, future in opening:
             try:
@@ -259,7 +228,7 @@ class Fleet:
             descriptions.append(opened.description)
             if opened.seconds_left is not None:
                 self._ends[handle.worker] = time.monotonic() + opened.seconds_left
-            self._connect(handle, opened)
+            handle.connect(opened, context if handle.worker.startswith("tls://") else None)
         check_same_spaces(
             descriptions[0].observation_mode,
             [str(handle) for handle in handles],
@@ -267,24 +236,6 @@ class Fleet:
             [each.action_space for each in descriptions],
         )
         return descriptions
-
-    def _connect(self, handle: ShardHandle, opened: Opened) -> None:
-        context = None
-        if handle.worker.startswith("tls://"):
-            context = self.client.security.get_connection_args("client")["ssl_context"]
-        timeout = config.seconds("timeout.connect")
-        try:
-            limit = config.nbytes("channel.message")
-            sock = connect(opened.endpoint, context, timeout)
-            handle.connected(NonBlockingConnection(sock, limit))
-            handle.relay = opened.relay
-        except OSError as error:
-            where = f"{opened.endpoint.host}:{opened.endpoint.port}"
-            raise WorkerLost(
-                f"cannot reach {handle} at {where}: {error}. Steps travel "
-                "directly between this process and the workers: if a firewall leaves only some "
-                "ports open, name them: dask.config.set({'clusterenv.channel.ports': [9000, 9100]})"
-            ) from error
 
     def gone(self) -> list[ShardHandle]:
         """Return the active shards that Dask knows to be lost.
@@ -308,7 +259,7 @@ class Fleet:
         """Stop all shards; environments that do not stop in time are named in the log."""
         self.closing.set()
         active, lost = self.roster.close()
-        self._stop(active, timeout)
+        self.stop(active, timeout)
         for handle in lost:
             self.release(handle)
 
@@ -319,11 +270,9 @@ class Fleet:
             # Handles of an actor hold futures of their own and may live on in cycles.
             self.client.cancel([handle.future], force=True)
 
-    def discard(self, handle: ShardHandle) -> None:
-        """Stop a shard that was placed and is not needed any more."""
-        self._stop([handle], config.seconds("timeout.close"))
-
-    def _stop(self, handles: Sequence[ShardHandle], timeout: float) -> None:
+    def stop(self, handles: Sequence[ShardHandle], timeout: float | None = None) -> None:
+        """Stop shards that were placed and are not needed any more."""
+        timeout = config.seconds("timeout.close", timeout)
         for handle in handles:
             handle.disconnect()
         if not self.connected:
@@ -348,9 +297,3 @@ class Fleet:
 
 def _closed_meanwhile() -> ClosedError:
     return ClosedError("closed while a shard was being placed")
-
-
-def _joined(shards: Sequence[EnvDescription]) -> EnvDescription:
-    """Return the description of all environments of a fleet."""
-    spaces = tuple(space for shard in shards for space in shard.observation_spaces)
-    return replace(shards[0], observation_spaces=spaces)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 from typing import Any
 
 import numpy as np
 
+from clusterenv import config
+from clusterenv.errors import WorkerLost
 from clusterenv.head.fleet.placement import Share
 from clusterenv.transport.connection import NonBlockingConnection
-from clusterenv.transport.endpoint import Endpoint
+from clusterenv.transport.endpoint import Endpoint, connect
 from clusterenv.transport.heartbeat import Heartbeat
-from clusterenv.worker.specs import ShardSpec
+from clusterenv.worker.specs import Opened, ShardSpec
 
 __all__ = ["ShardHandle"]
 
@@ -47,9 +50,19 @@ class ShardHandle:
         assert self._connection is not None
         return self._connection
 
-    def connected(self, connection: NonBlockingConnection) -> None:
-        """Set the connection."""
-        self._connection = connection
+    def connect(self, opened: Opened, context: ssl.SSLContext | None) -> None:
+        """Connect to a shard that has opened its environments."""
+        host, port = opened.endpoint.host, opened.endpoint.port
+        try:
+            sock = connect(opened.endpoint, context, config.seconds("timeout.connect"))
+        except OSError as error:
+            raise WorkerLost(
+                f"cannot reach {self} at {host}:{port}: {error}. Steps travel "
+                "directly between this process and the workers: if a firewall leaves only some "
+                "ports open, name them: dask.config.set({'clusterenv.channel.ports': [9000, 9100]})"
+            ) from error
+        self._connection = NonBlockingConnection(sock, config.nbytes("channel.message"))
+        self.relay = opened.relay
 
     def disconnect(self) -> None:
         """Close the connection, if there is one."""

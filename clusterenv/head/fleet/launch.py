@@ -1,7 +1,8 @@
-"""Makes a fleet from what users pass: the environments, the cluster and the number of shards."""
+"""From what users pass to a fleet: the environments, the cluster and the number of shards."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,16 +15,38 @@ from gymnasium.vector import AutoresetMode
 
 from clusterenv import config
 from clusterenv.cluster.connect import ClusterLike, connect, starts_cluster, starts_empty
-from clusterenv.data.checks import check_choice
+from clusterenv.data.checks import check_choice, check_whole
 from clusterenv.data.observation_mode import ObservationMode, check_observation_mode
-from clusterenv.errors import ConfigError, UnknownEnv, shown
+from clusterenv.errors import ClusterEnvError, ConfigError, EnvError, UnknownEnv, shown
+from clusterenv.head.fleet.env_errors import raised_by_env
 from clusterenv.head.fleet.fleet import Fleet
 from clusterenv.head.fleet.placement import split
-from clusterenv.simulation.engines import ENGINES
+from clusterenv.simulation.engines import ENGINES, build
 from clusterenv.simulation.engines.base import Recipe
 from clusterenv.worker.specs import StreamSpec
 
-__all__ = ["StreamSpec", "make_recipe", "open_fleet"]
+__all__ = ["StreamSpec", "check_counts", "check_shards", "env_spaces", "make_recipe", "open_fleet"]
+
+_MOST_ENVS = 2**20
+_MOST_SHARDS = 2**16
+
+
+def check_counts(num_envs: Any, shards: Any) -> None:
+    """Raise ``ConfigError`` unless so many environments can be split into so many shards."""
+    check_whole("num_envs", num_envs, "make_vec(env, num_envs=8)", least=1, most=_MOST_ENVS)
+    if shards is None:
+        return
+    check_shards("shards", shards, "make_vec(env, 8, shards=2)")
+    if num_envs < shards:
+        raise ConfigError(
+            f"num_envs={num_envs} is less than shards={shards}: every shard needs an environment; "
+            f"make_vec(…, num_envs={shards}, shards={shards}) or shards={num_envs}"
+        )
+
+
+def check_shards(name: str, shards: Any, right: str) -> None:
+    """Raise ``ConfigError`` unless this is a number of shards."""
+    check_whole(name, shards, right, least=1, most=_MOST_SHARDS)
 
 
 def open_fleet(
@@ -120,3 +143,48 @@ def _spec(name: str) -> EnvSpec:
             f"cannot import {module!r}, the module of {name!r}: {error}. A module of this "
             "directory is found with PYTHONPATH=."
         ) from error
+
+
+def env_spaces(
+    env: str | EnvSpec | Callable[..., gym.Env[Any, Any]],
+    *,
+    engine: str = "auto",
+    wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] = (),
+    **env_kwargs: Any,
+) -> tuple[gym.Space[Any], gym.Space[Any]]:
+    """Return the observation space and the action space of an environment.
+
+    Makes one environment in this process and closes it, so that a policy can be built before
+    :func:`clusterenv.make_vec` or :class:`clusterenv.Collector` start any worker.
+
+    Parameters
+    ----------
+    env, engine, wrappers, **env_kwargs
+        As for :func:`clusterenv.make_vec`.
+
+    Raises
+    ------
+    UnknownEnv
+        If no environment is registered under this id.
+    ConfigError
+        If the engine cannot make it, or a package that it needs is not installed here.
+    EnvError
+        If making it raises.
+
+    Examples
+    --------
+    >>> import clusterenv
+    >>> observations, actions = clusterenv.env_spaces("CartPole-v1")
+    >>> observations.shape, actions.n
+    ((4,), np.int64(2))
+    """
+    recipe = make_recipe(env, 1, engine, None, wrappers, env_kwargs)
+    try:
+        with contextlib.closing(build(recipe, 0, 1)) as made:
+            return made.description.observation_space, made.description.action_space
+    except ClusterEnvError:
+        raise
+    except gym.error.DependencyNotInstalled as error:
+        raise ConfigError(f"{shown(env)} needs a package that is not installed: {error}") from error
+    except Exception as error:
+        raise raised_by_env(EnvError, f"making {shown(env)} raised: {error!r}", error) from error

@@ -49,16 +49,8 @@ def shards_to_move(
     """Return the shards that should be on another worker.
 
     Those on workers that are to leave; and of a worker that has at least two shards more than
-    another, as many as make the two even.
-
-    Parameters
-    ----------
-    placed
-        The worker of each shard.
-    load
-        Shards on each worker, of all fleets.
-    leaving
-        Workers that are to leave.
+    another, as many as make the two even. ``placed`` has the worker of each shard of this fleet,
+    ``load`` the number of shards of all fleets on each worker.
 
     Examples
     --------

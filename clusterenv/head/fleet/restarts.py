@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clusterenv.data.checks import check_number, check_whole
 from clusterenv.errors import (
@@ -22,10 +22,10 @@ from clusterenv.errors import (
 )
 
 if TYPE_CHECKING:
+    from clusterenv.head.fleet.fleet import Fleet
     from clusterenv.head.fleet.handle import ShardHandle
-    from clusterenv.head.fleet.roster import Roster, ShardRecord
 
-__all__ = ["RestartHistory", "Restarter", "Restarts"]
+__all__ = ["RestartHistory", "Restarter", "Restarts", "restart_rule"]
 
 logger = logging.getLogger("clusterenv")
 
@@ -85,17 +85,19 @@ class Restarts:
         return float(min(self.backoff_max, self.backoff * 2.0 ** min(recent - 2, 1000)))
 
 
+def restart_rule(restarts: Any) -> Restarts:
+    """Return the budget that a user passed, or the default; raise ``ConfigError`` if it is none."""
+    rule = Restarts() if restarts is None else restarts
+    if not isinstance(rule, Restarts):
+        raise ConfigError(f"restarts={restarts!r} is no rule: restarts=clusterenv.Restarts(5)")
+    return rule
+
+
 _FINAL = (ConfigError, PolicyError, EnvGivenUp, SchedulerLost)  # a restart would fail too
 
 
 class RestartHistory:
-    """Restart history of each shard, and whether its budget allows another restart.
-
-    Parameters
-    ----------
-    rule
-        The budget.
-    """
+    """Restart history of each shard, and whether its budget allows another restart."""
 
     def __init__(self, rule: Restarts) -> None:
         self._rule = rule
@@ -129,38 +131,13 @@ class RestartHistory:
 
 
 class Restarter:
-    """Restarts shards until they are open, or the budget is spent.
-
-    Parameters
-    ----------
-    rule
-        The budget.
-    roster
-        Counts incarnations.
-    place
-        Places and opens a shard; returns its handle.
-    end_process
-        Ends the worker process of a shard that hangs.
-    pause
-        Waits so many seconds; returns whether the fleet was closed meanwhile.
-    clock
-        Returns the time in seconds.
-    """
+    """Restarts the shards of a fleet until they are open, or the budget is spent."""
 
     def __init__(
-        self,
-        rule: Restarts,
-        roster: Roster,
-        place: Callable[[ShardRecord], ShardHandle],
-        end_process: Callable[[ShardHandle], None],
-        pause: Callable[[float], bool],
-        clock: Callable[[], float] = time.monotonic,
+        self, rule: Restarts, fleet: Fleet, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._history = RestartHistory(rule)
-        self._roster = roster
-        self._place = place
-        self._end_process = end_process
-        self._pause = pause
+        self._fleet, self._roster = fleet, fleet.roster
         self._clock = clock
 
     def restart(
@@ -168,21 +145,9 @@ class Restarter:
     ) -> ShardHandle:
         """Place a shard that is lost, or one that moves; return the handle once it is open.
 
-        Parameters
-        ----------
-        shard
-            Its index.
-        error
-            How its loss was noticed; ``None`` if it moves.
-        end_process
-            Whether its worker process hangs and must be ended first.
-
-        Raises
-        ------
-        ClosedError
-            If the fleet was closed meanwhile.
-        ClusterEnvError
-            If the budget is spent or the error is final, with all errors of the shard.
+        ``error`` says how the loss was noticed; ``None`` for a move. With ``end_process`` its
+        worker process hangs and is ended first. Raises ``ClosedError`` if the fleet was closed
+        meanwhile, or an error with all errors of the shard if no restart is allowed.
         """
         record = self._roster[shard]
         while True:
@@ -191,14 +156,14 @@ class Restarter:
                 if wait is None:
                     raise self._history.verdict(shard)
                 logger.warning("%s Restarting it%s.", error, f" in {wait:g} s" if wait else "")
-                if self._pause(wait):
+                if self._fleet.closing.wait(wait):
                     raise ClosedError(f"closed while shard {shard} waited for a restart")
                 if end_process and record.handle is not None:
-                    self._end_process(record.handle)
+                    self._fleet.end_process(record.handle)
                     end_process = False
                 self._roster.place(shard)
             try:
-                return self._place(record)
+                return self._fleet.place(record)
             except ClosedError:
                 raise
             except Exception as problem:

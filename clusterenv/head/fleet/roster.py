@@ -53,8 +53,6 @@ class ShardState(enum.StrEnum):
 
 
 _PLACING, _OPENING, _RUNNING, _DRAINING, _LOST, _ENDED = ShardState
-ACTIVE = (_RUNNING, _DRAINING)
-"""States in which the head listens to a shard."""
 
 
 class Reason(enum.StrEnum):
@@ -138,7 +136,7 @@ class ShardRecord:
     @property
     def active(self) -> bool:
         """Whether the head listens to it."""
-        return self.state in ACTIVE
+        return self.state in (_RUNNING, _DRAINING)
 
     @property
     def joining(self) -> bool:
@@ -148,8 +146,8 @@ class ShardRecord:
 
     def info(self) -> ShardInfo:
         """Return what users see of it."""
-        placed = self.handle if self.state in (_OPENING, *ACTIVE) else None
-        worker = placed.worker if placed else None
+        placed = self.active or self.state is _OPENING
+        worker = self.handle.worker if placed and self.handle else None
         return ShardInfo(
             self.index,
             worker,
@@ -166,11 +164,6 @@ class Roster:
 
     Its lock guards the records, and all that the head counts and publishes beside them. It is
     the only lock that receiving takes. No method waits while it is held.
-
-    Parameters
-    ----------
-    shares
-        The environments of each shard.
     """
 
     def __init__(self, shares: Sequence[Share]) -> None:
@@ -212,8 +205,7 @@ class Roster:
     @property
     def surplus(self) -> list[ShardRecord]:
         """The running shards that are not wanted any more, the last one first."""
-        found = [r for r in self if self._unwanted(r) and r.state is _RUNNING]
-        return found[::-1]
+        return [r for r in self if self._unwanted(r) and r.state is _RUNNING][::-1]
 
     @property
     def settled(self) -> bool:

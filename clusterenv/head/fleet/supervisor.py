@@ -23,23 +23,11 @@ class Supervisor:
     """Decides which shards are restarted, moved, added and drained, and places them.
 
     One thread watches the workers and adds shards; each restart and each move has a thread of
-    its own.
+    its own. Workers without a shard get one, up to ``max_shards``, until :meth:`scale` is called.
 
-    Parameters
-    ----------
-    fleet
-        Places the shards.
-    rule
-        Restart budget.
-    max_shards
-        Workers without a shard get one, up to so many shards, until :meth:`scale` is called.
-    opened
-        Called with a shard that was placed and is open.
-    drain
-        Called with a shard that shall deliver what it has begun; :meth:`restart` or
-        :meth:`release` follows.
-    over
-        Called with the error that ends the run.
+    It calls ``opened`` with a shard that was placed and is open, ``drain`` with one that shall
+    deliver what it has begun (:meth:`restart` or :meth:`release` follows), and ``over`` with the
+    error that ends the run.
     """
 
     def __init__(
@@ -52,8 +40,7 @@ class Supervisor:
         over: Callable[[BaseException], None],
     ) -> None:
         self._fleet, self._roster = fleet, fleet.roster
-        pause = fleet.closing.wait
-        self._restarter = Restarter(rule, fleet.roster, fleet.place, fleet.end_process, pause)
+        self._restarter = Restarter(rule, fleet)
         self._most = max_shards
         self._opened, self._drain, self._over = opened, drain, over
         self._scaled = threading.Event()
@@ -125,7 +112,8 @@ class Supervisor:
         """Move shards away from crowded workers and those about to leave; use free workers."""
         self._fleet.await_scheduler()
         try:
-            load, leaving = self._fleet.load(), self._fleet.leaving()
+            load = self._fleet.load(self._fleet.client.nthreads())
+            leaving = self._fleet.leaving()
         except Exception:  # the scheduler is gone, and the next look will show it
             return
         with self._roster.lock:

@@ -62,13 +62,7 @@ def _document(scheduler: Any, extra: dict[str, Any], doc: Any) -> None:
 
 
 class Page:
-    """Numbers and curves of the collector that sent statistics last.
-
-    Parameters
-    ----------
-    scheduler
-        Whose event topic collectors write to.
-    """
+    """Numbers and curves of the collector that sent statistics last to the scheduler's topic."""
 
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
@@ -97,17 +91,12 @@ class Page:
                 self._headline.text = _html(message["title"], headline(self._last, message))
             self._last = message
         if points:
-            shards = sum(name.startswith("rate ") for name in points[-1])
-            self._draw_shards(shards)
-            names = self._source.data
-            nothing = float("nan")
-            self._source.stream(
-                {
-                    name: [nothing if (v := point.get(name)) is None else v for point in points]
-                    for name in names
-                },
-                POINTS,
-            )
+            self._draw_shards(sum(name.startswith("rate ") for name in points[-1]))
+            columns: dict[str, Any] = {}
+            for name in self._source.data:
+                values = [point.get(name) for point in points]
+                columns[name] = [float("nan") if value is None else value for value in values]
+            self._source.stream(columns, POINTS)
 
     def _news(self) -> Iterator[dict[str, Any]]:
         for when, message in self._scheduler.get_events(TOPIC):

@@ -76,19 +76,13 @@ class Stats:
 
 
 class Tally:
-    """Counts of all shards together, guarded by the roster's lock.
+    """Counts of all shards together, guarded by the roster's lock."""
 
-    Parameters
-    ----------
-    version
-        Number of the first policy version.
-    """
-
-    def __init__(self, version: int) -> None:
+    def __init__(self, first_version: int) -> None:
         self.weight_bytes = self.relayed_bytes = self.announced_bytes = 0
         self.dropped_rows = self.lost_rows = self.restarts = self.moves = 0
         self._began = time.monotonic()
-        self._first_version = version
+        self._first_version = first_version
         self._wire = self._episodes = self._rebuilt = 0
         self._unsettled: list[tuple[int, list[float], list[int]]] = []
         self._returns: deque[float] = deque(maxlen=100)

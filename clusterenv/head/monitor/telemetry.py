@@ -81,27 +81,13 @@ def headline(before: Record, after: Record) -> list[tuple[str, str]]:
 
 
 class Telemetry:
-    """Sends statistics to the scheduler, whose dashboard shows them.
-
-    Parameters
-    ----------
-    client
-        Of the cluster.
-    fleet
-        Its name, which no other collector has.
-    title
-        What the page calls it.
-
-    Attributes
-    ----------
-    link
-        Where the page is; ``None`` before :meth:`begin`, and if there is none.
-    """
+    """Sends statistics to the scheduler, whose dashboard shows them under a title."""
 
     def __init__(self, client: Client, fleet: str, title: str) -> None:
         self._client, self._fleet, self._title = client, fleet, title
         self._sent = 0.0
         self.link: str | None = None
+        """Where the page is; ``None`` before :meth:`begin`, and if there is none."""
 
     def begin(self) -> None:
         """Add the page to the dashboard, if there is one and the page is not there.
@@ -143,9 +129,8 @@ def _add_page(dask_scheduler: Any) -> bool:
     if prefix is None:
         return False
     if f"{prefix}/clusterenv" not in paths:
-        from clusterenv.head.monitor.dashboard import (
-            add_page,  # needs Bokeh, which the head may not have
-        )
+        # Needs Bokeh, which the head may not have.
+        from clusterenv.head.monitor.dashboard import add_page
 
         add_page(dask_scheduler, prefix)
     return True

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -16,18 +14,11 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from torch import nn
 
-from clusterenv import config
 from clusterenv.data.checks import check_instance, is_number
 from clusterenv.data.observation_mode import batch_observations
-from clusterenv.data.processes import ProcessGuard
-from clusterenv.errors import (
-    ClosedError,
-    ClusterEnvError,
-    ConfigError,
-    ResultsPending,
-    WaitTimeout,
-)
+from clusterenv.errors import ClosedError, ClusterEnvError, ConfigError, ResultsPending, WaitTimeout
 from clusterenv.head.fleet.restarts import Restarts
+from clusterenv.head.lifecycle import Lifecycle
 from clusterenv.head.vector.calls import AsyncState, Calls
 from clusterenv.head.vector.exchange import Exchange
 from clusterenv.head.vector.recovery import Recovery
@@ -46,8 +37,6 @@ R = TypeVar("R")
 
 _INTERRUPTED_SECONDS = 1.0
 
-_open: weakref.WeakSet[ClusterEnv] = weakref.WeakSet()
-
 
 def _exclusive(
     method: Callable[Concatenate[ClusterEnv, P], R],
@@ -57,7 +46,7 @@ def _exclusive(
 
     @wraps(method)
     def call(self: ClusterEnv, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        self._guard.check()
+        self._check_open()
         if not self._calling.acquire(False):
             raise ResultsPending(
                 f"{name}() while another thread is in {self._called}(): one at a time; give each "
@@ -66,8 +55,6 @@ def _exclusive(
             )
         try:
             self._called = name
-            if self.closed:
-                raise self._closed_error()
             return method(self, *args, **kwargs)
         except Exception as error:
             if self.closed and not self._closed_because and not isinstance(error, ClosedError):
@@ -79,7 +66,7 @@ def _exclusive(
     return call
 
 
-class ClusterEnv(VectorEnv[Any, Any, Any]):
+class ClusterEnv(Lifecycle, VectorEnv[Any, Any, Any]):
     """A ``gymnasium.vector.VectorEnv`` over the shards of a fleet; see :func:`clusterenv.make_vec`.
 
     ``reset`` and ``step`` wait for all shards. ``reset_async`` and ``step_async`` do not, until
@@ -100,15 +87,9 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
     ...         envs.send([0] * len(obs), info["env_id"])
     """
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        owned_client: Client | None,
-        restarts: Restarts,
-    ) -> None:
+    def __init__(self, fleet: Fleet, owned_client: Client | None, restarts: Restarts) -> None:
         self._fleet = fleet
         self._owned_client = owned_client
-        self._closed_because = ""
         self._calling = threading.Lock()
         self._called = ""  # by the thread that holds the lock
         self.sync: SyncRule = EveryVersion()
@@ -131,8 +112,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         )
         self.single_action_space = about.action_space
         self.action_space = batch_space(about.action_space, self.num_envs)
-        self._guard = ProcessGuard("this ClusterEnv", "connections")
-        _open.add(self)
+        self._opened()
 
     # All environments at once
 
@@ -304,42 +284,26 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         """The seed of every environment."""
         return self.get_attr("np_random_seed")
 
-    def close_extras(self, timeout: float | None = None, **kwargs: Any) -> None:
+    def close(self, timeout: float | None = None, **kwargs: Any) -> None:
         """Stop the shards, and the cluster if ``make_vec`` started it.
 
         Parameters
         ----------
         timeout
             Seconds that the shards are given to stop by themselves.
+        **kwargs
+            Of other vector environments, such as ``terminate``; ignored.
         """
-        seconds = config.seconds("timeout.close", timeout)
-        self.closed = True  # first: another thread may wait for results
-        _open.discard(self)
-        if not self._guard.is_here:
-            return  # a fork: the environments belong to the parent
+        super().close(timeout)
+
+    def _stop(self, timeout: float) -> None:
         self._exchange.close()
-        try:
-            self._fleet.close(seconds)
-        finally:
-            if self._owned_client is not None:
-                self._owned_client.close()
+        self._fleet.close(timeout)
         if self._calls.state is not AsyncState.DEFAULT:
             gym.logger.warn(
                 f"Calling `close` while waiting for a pending call to `{self._calls.state.value}` "
                 "to complete."
             )
-
-    def __enter__(self) -> ClusterEnv:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if not hasattr(self, "_guard") or self.closed:
-            return
-        # This may be Dask's event loop, or a thread that holds a lock of the client.
-        threading.Thread(target=self.close, name="clusterenv-close").start()
 
     # Inside
 
@@ -382,16 +346,6 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         """Close before an error reaches the caller, so that nothing is left running."""
         if self.closed:  # by another thread, which is why there is an error
             return
-        self._closed_because = f"after {type(error).__name__}"
+        self._closed_because = type(error).__name__
         # After Ctrl-C, do not wait for an environment that hangs.
         self.close(timeout=None if isinstance(error, Exception) else _INTERRUPTED_SECONDS)
-
-    def _closed_error(self) -> ClosedError:
-        because = f" ({self._closed_because})" if self._closed_because else ""
-        return ClosedError(f"this ClusterEnv is closed{because}; make a new one with make_vec")
-
-
-@atexit.register
-def _close_all() -> None:
-    for env in list(_open):
-        env.close()

@@ -21,7 +21,7 @@ from clusterenv.transport.multiplexer import Multiplexer
 if TYPE_CHECKING:
     from clusterenv.head.fleet.fleet import Fleet
 
-__all__ = ["ACT", "CALL", "RESET", "STEP", "Exchange", "Fail", "Recover", "Request"]
+__all__ = ["ACT", "CALL", "RESET", "STEP", "Exchange", "Request"]
 
 _WATCH_SECONDS = 0.5
 _SENDING_SECONDS = 0.05
@@ -46,28 +46,20 @@ class Request(NamedTuple):
     body: Sequence[Array] = ()
 
 
-Recover = Callable[[ShardHandle, WorkerLost, bool], ShardHandle]
-"""Restarts a lost shard, and ends its process first if told to; raises if it must not restart."""
-
-Fail = Callable[[BaseException], None]
-"""Closes everything before an error, or Ctrl-C, reaches the caller."""
-
-
 class Exchange:
     """Sends requests to the shards of a fleet, and receives their answers in any order.
 
-    Parameters
-    ----------
-    fleet
-        The shards.
-    recover
-        Called with a shard that is lost; its unanswered requests are then replaced.
-    fail
-        Called with an error before it is raised: that of an environment, or of a request that
-        cannot be sent or answered. A method of the exchange's owner; a weak reference is kept.
+    It calls ``recover`` with a shard that is lost, the error, and whether its process must be
+    ended; then it replaces the shard's unanswered requests. Before it raises, it calls ``fail``, a
+    method of its owner, of which it keeps a weak reference.
     """
 
-    def __init__(self, fleet: Fleet, recover: Recover, fail: Fail) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        recover: Callable[[ShardHandle, WorkerLost, bool], ShardHandle],
+        fail: Callable[[BaseException], None],
+    ) -> None:
         self._fleet = fleet
         self._recover = recover
         self._fail = weakref.WeakMethod(fail)
@@ -101,14 +93,10 @@ class Exchange:
             raise
 
     def recv(self, timeout: float | None = None) -> Any:
-        """Return the value of the next answer of any shard.
+        """Return the value of the next answer of any shard; raise if the answer is a failure.
 
-        Raises
-        ------
-        TimeoutError
-            If there was none within ``timeout`` seconds; a later call may still return it.
-        EnvError, PolicyError
-            If the answer is a failure.
+        Raises ``TimeoutError`` if there was none within ``timeout`` seconds; a later call may
+        still return it.
         """
         if not self._ready:
             try:

@@ -11,9 +11,8 @@ from gymnasium.vector import AutoresetMode
 
 from clusterenv.cluster.connect import ClusterLike
 from clusterenv.data.observation_mode import ObservationMode
-from clusterenv.head.fleet.arguments import check_counts, check_restarts
-from clusterenv.head.fleet.launch import make_recipe, open_fleet
-from clusterenv.head.fleet.restarts import Restarts
+from clusterenv.head.fleet.launch import check_counts, make_recipe, open_fleet
+from clusterenv.head.fleet.restarts import Restarts, restart_rule
 from clusterenv.head.vector.cluster_env import ClusterEnv
 
 __all__ = ["make_vec"]
@@ -80,10 +79,9 @@ def make_vec(
     >>> obs, reward, terminated, truncated, info = envs.step([0, 1, 0, 1])
     >>> envs.close()
     """
-    restarts = Restarts() if restarts is None else restarts
-    check_restarts(restarts)
+    rule = restart_rule(restarts)
     check_counts(num_envs, shards)
     recipe = make_recipe(
         env, num_envs, engine, autoreset_mode, wrappers, env_kwargs, observation_mode
     )
-    return ClusterEnv(*open_fleet(recipe, num_envs, shards, cluster), restarts)
+    return ClusterEnv(*open_fleet(recipe, num_envs, shards, cluster), rule)

@@ -16,14 +16,13 @@ from clusterenv.errors import ClosedError, ClusterEnvError
 from clusterenv.head.fleet.fleet import Fleet
 from clusterenv.head.fleet.handle import ShardHandle
 from clusterenv.head.fleet.restarts import Restarter, Restarts
+from clusterenv.head.vector.env_groups import EnvIds
 
 __all__ = ["Recovery"]
 
 logger = logging.getLogger("clusterenv")
 
 _NOTHING, _TRUNCATION, _RESET = range(3)
-
-Ids = npt.NDArray[np.intp]
 
 
 class Recovery:
@@ -32,27 +31,15 @@ class Recovery:
     An environment that was lost owes its user a truncation. The next result of the environment
     has it, with the observation of a reset. Under ``NEXT_STEP`` the step after it only resets,
     as after any end of an episode.
-
-    Parameters
-    ----------
-    fleet
-        The shards.
-    rule
-        Restart budget.
-    num_envs
-        Environments of all shards.
     """
 
     def __init__(self, fleet: Fleet, rule: Restarts, num_envs: int) -> None:
         about = fleet.description
         self._fleet = fleet
-        self._restarter = Restarter(
-            rule, fleet.roster, fleet.place, fleet.end_process, fleet.closing.wait
-        )
+        self._restarter = Restarter(rule, fleet)
         self._due = np.zeros(num_envs, np.int8)
         self._reasons: dict[int, str] = {}
         self._seeds: list[int | None] = [None] * num_envs
-        self._incarnations = np.zeros(num_envs, np.int64)
         self._layout = Layout(about.observation_space)
         self._next_step = about.autoreset_mode is AutoresetMode.NEXT_STEP
         same_step = about.autoreset_mode is AutoresetMode.SAME_STEP and rule.count > 0
@@ -63,13 +50,7 @@ class Recovery:
     def recover(
         self, handle: ShardHandle, error: ClusterEnvError, end_process: bool
     ) -> ShardHandle:
-        """Restart a lost shard and return its new handle.
-
-        Raises
-        ------
-        ClusterEnvError
-            If the budget is spent, with all errors of the shard, or the fleet is closed.
-        """
+        """Restart a lost shard and return its new handle; as ``Restarter.restart``."""
         roster = self._fleet.roster
         roster.lost(handle.index)
         handle.disconnect()
@@ -77,44 +58,35 @@ class Recovery:
         try:
             roster.admit(back.index)
         except ClosedError:
-            self._fleet.discard(back)
+            self._fleet.stop([back])
             raise
         self.count += 1
         self._due[back.span] = _TRUNCATION
-        self._incarnations[back.span] = back.incarnation
         self._reasons[back.index] = str(error)
         logger.warning("%s is open; its environments come back truncated.", back)
         return back
 
     # What is due
 
-    def pending(self, ids: Ids | slice) -> bool:
-        """Whether anything is due to some of these environments."""
-        return bool(self._due[ids].any())
-
-    def due(self, ids: Ids) -> npt.NDArray[np.bool_]:
+    def due(self, ids: EnvIds | slice) -> npt.NDArray[np.bool_]:
         """Return to which of these environments a reset is due, instead of a step."""
         return np.not_equal(self._due[ids], _NOTHING)
 
-    def seeds(self, ids: Ids) -> list[int | None]:
+    def seeds(self, ids: EnvIds, shard: int) -> list[int | None]:
         """Return the seeds for a reset that is due: new streams after a loss, none otherwise."""
+        incarnation = self._fleet.roster[shard].incarnation
         return [
-            env_seeds(self._seeds[env], int(self._incarnations[env]), env, 1)[0]
+            env_seeds(self._seeds[env], incarnation, env, 1)[0]
             if self._due[env] == _TRUNCATION
             else None
             for env in ids.tolist()
         ]
 
-    def settle(self, ids: Ids, shard: int) -> tuple[npt.NDArray[np.bool_], Packed | None]:
-        """Record that the resets due were done.
+    def settle(self, ids: EnvIds, shard: int) -> tuple[npt.NDArray[np.bool_], Packed | None]:
+        """Record that the resets due were done; return which come back truncated, and their infos.
 
-        Returns
-        -------
-        truncated
-            Which of the environments come back truncated.
-        infos
-            The reason, by position in ``ids``; under ``SAME_STEP`` with the last observation
-            that was returned, as the one after it was lost.
+        An info has the reason; under ``SAME_STEP`` also the last observation that was returned,
+        as the one after it was lost.
         """
         truncated = self._due[ids] == _TRUNCATION
         self._due[ids] = np.where(truncated & self._next_step, _RESET, _NOTHING)
@@ -129,7 +101,9 @@ class Recovery:
 
     # What must be remembered
 
-    def began(self, ids: Ids, seeds: list[int | None], mask: npt.NDArray[np.bool_] | None) -> None:
+    def began(
+        self, ids: EnvIds, seeds: list[int | None], mask: npt.NDArray[np.bool_] | None
+    ) -> None:
         """Record that the user resets all of these environments, or those of a mask.
 
         Nothing is due to them any more. ``seeds`` and ``mask`` are of all environments.
@@ -140,8 +114,8 @@ class Recovery:
                 if seeds[env] is not None:
                     self._seeds[env] = seeds[env]
 
-    def saw(self, ids: Ids, obs: list[Column]) -> None:
-        """Remember the newest observations, where they may be needed as last ones."""
+    def saw(self, ids: EnvIds, obs: list[Column], rows: EnvIds | slice) -> None:
+        """Remember the newest observations, in ``rows`` of ``obs``, if they may be last ones."""
         if self._last is not None:
             for column, now in zip(self._last, obs, strict=True):
-                column[ids] = now
+                column[ids] = now[rows]

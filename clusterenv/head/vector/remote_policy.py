@@ -16,6 +16,7 @@ from clusterenv.data.pickling import dumps, dumps_by_value
 from clusterenv.data.spaces import Array, Column, Layout
 from clusterenv.errors import ConfigError
 from clusterenv.head.fleet.roster import Roster
+from clusterenv.head.vector.env_groups import EnvIds
 from clusterenv.policies.policy import Policy
 from clusterenv.simulation.masks import InfoMask
 from clusterenv.sync.publisher import Publisher
@@ -28,21 +29,7 @@ _PROBE_ROWS = 8  # observations per step that versions are compared on
 
 
 class RemotePolicy:
-    """The head's record of what each shard acts with.
-
-    Parameters
-    ----------
-    policy
-        The first version.
-    rule
-        When a shard gets newer weights.
-    observations
-        Layout of the observation space.
-    roster
-        The shards, and the policy version in use by each.
-    envs
-        Number of environments.
-    """
+    """The policy versions of ``step(policy)``, of which the first call's policy is the first."""
 
     def __init__(
         self, policy: Policy, rule: SyncRule, observations: Layout, roster: Roster, envs: int
@@ -103,19 +90,13 @@ class RemotePolicy:
         obs: list[Column],
         over: npt.NDArray[np.bool_],
         info: Mapping[str, Any],
-        states: Sequence[tuple[npt.NDArray[np.intp], Mapping[str, Column]]] = (),
+        states: Sequence[tuple[EnvIds, Mapping[str, Column]]] = (),
     ) -> None:
-        """Sample observations to compare versions on, with masks and recurrent states.
+        """Sample observations of a step to compare versions on, with masks and recurrent states.
 
-        Final observations are left out, since they may allow no action.
-
-        Parameters
-        ----------
-        obs, over, info
-            Results of the step for all environments.
-        states
-            For some rows of each shard, the recurrent state that acts on them next. Rows of a
-            recurrent policy are sampled from these alone.
+        Final observations are left out, since they may allow no action. ``states`` has, for some
+        rows of each shard, the recurrent state that acts on them next; the rows of a recurrent
+        policy are sampled from these alone.
         """
         if not self._rule.needs_divergence:
             return

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium.vector import AutoresetMode
 from torch import nn
 
 from clusterenv.data.pickling import dumps, dumps_by_value
@@ -21,12 +20,10 @@ from clusterenv.data.spaces import Array, Column, Layout
 from clusterenv.errors import ActionError, ConfigError, NothingSent
 from clusterenv.head.fleet.env_errors import env_error
 from clusterenv.head.fleet.handle import ShardHandle
-from clusterenv.head.vector.arguments import action_columns, env_indices, reset_arguments
-from clusterenv.head.vector.calls import Calls
-from clusterenv.head.vector.env_groups import EnvGroup, EnvGroups
+from clusterenv.head.vector.calls import Calls, action_columns, env_indices, reset_arguments
+from clusterenv.head.vector.env_groups import EnvGroup, EnvGroups, EnvIds, Result
 from clusterenv.head.vector.exchange import ACT, CALL, RESET, STEP, Exchange, Request
 from clusterenv.head.vector.remote_policy import RemotePolicy
-from clusterenv.head.vector.result import Result, Rows
 from clusterenv.policies.policy import Policy
 from clusterenv.simulation.policy_spaces import check_spaces
 from clusterenv.sync.rules import SyncRule
@@ -56,18 +53,8 @@ class Requests:
     """Begins the calls of a ``ClusterEnv``, and returns a function that gives each result.
 
     Call that function after :meth:`collect`. Every answer is received into the result of the call
-    that sent the request, so a late answer is never taken for that of a later call.
-
-    Parameters
-    ----------
-    fleet
-        The shards.
-    recovery
-        Knows what is due to environments that were lost.
-    exchange
-        Sends requests and receives answers.
-    calls
-        Decides whether a call is allowed now.
+    that sent the request, so a late answer is never taken for that of a later call. Errors name
+    the user's ``call``.
     """
 
     def __init__(self, fleet: Fleet, recovery: Recovery, exchange: Exchange, calls: Calls) -> None:
@@ -80,7 +67,6 @@ class Requests:
         self._num_envs = calls.num_envs
         self._obs = Layout(about.observation_space)
         self._act = Layout(about.action_space)
-        self._same_step = about.autoreset_mode is AutoresetMode.SAME_STEP
         self._remote: RemotePolicy | None = None
 
     # All environments
@@ -88,20 +74,14 @@ class Requests:
     def reset(
         self, call: str, seed: Any, options: dict[str, Any] | None
     ) -> Callable[[], ResetResult]:
-        """Reset all environments, or those of a mask in ``options``.
-
-        Parameters
-        ----------
-        call
-            The user's, for errors.
-        """
+        """Reset all environments, or those of a mask in ``options``."""
         self._calls.check_idle(call)
         result = Result(self._obs, self._num_envs)
         self._reset_all(seed, options, result)
         return lambda: (self._obs.nest(result.slot.obs), result.info())
 
     def step(self, call: str, actions: Any) -> Callable[[], StepResult]:
-        """Step all environments; as :meth:`reset`."""
+        """Step all environments."""
         self._calls.check_ready(call)
         columns = action_columns(self._act, actions, self._num_envs)
         result = Result(self._obs, self._num_envs)
@@ -110,13 +90,7 @@ class Requests:
         return partial(self._step_result, result)
 
     def act(self, call: str, policy: nn.Module, rule: SyncRule) -> Callable[[], StepResult]:
-        """Let a policy act beside all environments; as :meth:`step`.
-
-        Parameters
-        ----------
-        rule
-            When newer weights are sent; the rule of the first call counts.
-        """
+        """Let a policy act beside all environments; the rule of the first call counts."""
         if not isinstance(policy, Policy):
             raise ActionError(
                 f"step() got a {type(policy).__name__}; wrap it: "
@@ -132,7 +106,7 @@ class Requests:
         remote.refresh(policy)
         result = Result(self._obs, self._num_envs)
         for whole in self._groups.whole:
-            if self._recovery.pending(whole.span):
+            if self._recovery.due(whole.span).any():
                 self._reset_due(whole, None, result)
                 continue
             blob, body = remote.request(whole.shard)
@@ -164,10 +138,7 @@ class Requests:
     def collect(self, timeout: float | None = None) -> None:
         """Receive every answer: one of each shard, or two if some of its environments were lost.
 
-        Raises
-        ------
-        TimeoutError
-            If some are missing after so many seconds.
+        Raises ``TimeoutError`` if some are missing after so many seconds.
         """
         exchange = self._exchange
         if timeout is None:
@@ -249,8 +220,7 @@ class Requests:
 
     def _step(self, group: EnvGroup, columns: list[Column], result: Result | None) -> None:
         """Step environments, or reset those to which that is due."""
-        if self._recovery.count and self._recovery.pending(group.ids):
-            due = self._recovery.due(group.ids)
+        if self._recovery.count and (due := self._recovery.due(group.ids)).any():
             self._reset_due(group, np.flatnonzero(due), result)
             if due.all():
                 return
@@ -265,33 +235,25 @@ class Requests:
             blob = dumps(tuple(StepRequest(group.rows, dtypes, objects)))
         self._send(STEP, group, result, blob, arrays)
 
-    def _reset_due(self, group: EnvGroup, which: Rows | None, result: Result | None) -> None:
-        """Reset environments of a restarted shard in place of stepping them.
-
-        Parameters
-        ----------
-        which
-            Positions in the group; ``None`` for all.
-        """
+    def _reset_due(self, group: EnvGroup, which: EnvIds | None, result: Result | None) -> None:
+        """Reset a group of a restarted shard, or its positions ``which``, in place of a step."""
         share = self._fleet.handles[group.shard].share
         ids = group.ids if which is None else group.ids[which]
         rows = ids - share.first
         seeds: list[int | None] = [None] * share.count
-        for row, seed in zip(rows.tolist(), self._recovery.seeds(ids), strict=True):
+        for row, seed in zip(rows, self._recovery.seeds(ids, group.shard), strict=True):
             seeds[row] = seed
-        mask = None
-        if len(rows) < share.count:
-            mask = np.isin(np.arange(share.count), rows)
+        mask = np.isin(np.arange(share.count), rows) if len(rows) < share.count else None
         whole = Result(self._obs, share.count)
 
         def complete(handle: ShardHandle, blob: Any) -> Result:
             self._add_blob(whole, _ALL, handle, blob)
             truncated, infos = self._recovery.settle(ids, handle.index)
-            self._recovery.saw(ids, [column[rows] for column in whole.slot.obs])
+            self._recovery.saw(ids, whole.slot.obs, rows)
             whole.slot.truncated[rows] = truncated
-            target, places = result or self._own_result(ids), ids
-            if result is None:
-                places = np.arange(len(ids))
+            target, places = result, ids
+            if target is None:
+                target, places = Result(self._obs, len(ids), ids), np.arange(len(ids))
             target.take(whole, rows, places)
             if infos is not None:
                 target.report(handle.index, infos, places)
@@ -319,7 +281,7 @@ class Requests:
         if result is not None and (kind != STEP or group.rows is None):
             target, into = result, group.span
         else:
-            target, into = self._own_result(group.ids), _ALL
+            target, into = Result(self._obs, len(group.ids), group.ids), _ALL
         complete: Callable[[ShardHandle, Any], Result]
         complete = partial(self._complete, target, into, group.ids)
         if result is not None and target is not result:
@@ -331,22 +293,16 @@ class Requests:
 
     # Answers
 
-    def _own_result(self, ids: Rows) -> Result:
-        """Return a result for these environments only."""
-        return Result(self._obs, len(ids), ids)
-
     def _complete(
-        self, target: Result, into: slice, ids: Rows, handle: ShardHandle, blob: Any
+        self, target: Result, into: slice, ids: EnvIds, handle: ShardHandle, blob: Any
     ) -> Result:
         """Complete a result whose arrays were received."""
-        if blob is not None:
-            self._add_blob(target, into, handle, blob)
-        if self._same_step:
-            self._recovery.saw(ids, [column[into] for column in target.slot.obs])
+        self._add_blob(target, into, handle, blob)
+        self._recovery.saw(ids, target.slot.obs, into)
         return target
 
     def _complete_part(
-        self, part: Result, result: Result, ids: Rows, handle: ShardHandle, blob: Any
+        self, part: Result, result: Result, ids: EnvIds, handle: ShardHandle, blob: Any
     ) -> Result:
         """Complete a result of some environments, and copy it into that of all."""
         self._complete(part, _ALL, ids, handle, blob)
@@ -368,7 +324,7 @@ class Requests:
             rows, columns = states
             target.states.append((np.arange(target.n)[into][rows], columns))
 
-    def _step_result(self, result: Result, ids: Rows | slice = _ALL) -> StepResult:
+    def _step_result(self, result: Result, ids: EnvIds | slice = _ALL) -> StepResult:
         obs, reward, terminated, truncated = result.slot
         self._calls.stepped(ids, terminated, truncated)
         return self._obs.nest(obs), reward, terminated, truncated, result.info()

@@ -15,15 +15,15 @@ from clusterenv.head.fleet.roster import Roster, ShardRecord, ShardState
 
 
 class Cluster:
-    """Placement that fails as told, a clock that only waiting moves, and a log of both."""
+    """A fleet whose placement fails on demand, a clock that only waiting moves, and a log."""
 
     def __init__(self, rule: Restarts, failures: Sequence[Exception] = ()) -> None:
         self.roster = Roster(split(4, 2))
         self.now, self.closes_at = 0.0, float("inf")
         self.failures, self.log = list(failures), list[Any]()
-        self.restarter = Restarter(
-            rule, self.roster, self.place, self.end_process, self.pause, clock=lambda: self.now
-        )
+        self.closing = SimpleNamespace(wait=self.pause)
+        fleet: Any = self
+        self.restarter = Restarter(rule, fleet, clock=lambda: self.now)
         for record in self.roster:
             self.roster.opening(record.index, self.handle(record))
             self.roster.admit(record.index)
@@ -122,16 +122,13 @@ def test_close_interrupts_the_wait() -> None:
     assert [each for each in cluster.log if each[0] == "place"] == [("place", 1)]
 
 
-def test_close_during_a_placement_ends_the_loop() -> None:
+def test_close_during_a_placement_ends_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(Restarts(5))
 
     def place(record: ShardRecord) -> Any:
         cluster.roster.close()
         raise WorkerLost("left.")
 
-    restarter = Restarter(
-        Restarts(5), cluster.roster, place, cluster.end_process, cluster.pause, lambda: 0.0
-    )
-    cluster.roster.lost(1)
+    monkeypatch.setattr(cluster, "place", place)
     with pytest.raises(ClosedError, match="closed while shard 1"):
-        restarter.restart(1, WorkerLost("gone."))
+        cluster.lose()

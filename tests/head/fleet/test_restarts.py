@@ -205,7 +205,7 @@ def test_a_process_that_stops_within_a_fragment_holds_up_no_other(
             meanwhile += next(batches).shard == 1
         assert meanwhile > 5  # two had been asked for before
         assert wait_until(lambda: next(batches).incarnation == 1, 30)
-        assert collector.stats().incarnations == [1, 0]
+        assert collector.stats().restarts == 1  # the other may move once a worker is free again
 
 
 def test_a_process_that_stops_while_it_gets_weights_holds_up_no_other(

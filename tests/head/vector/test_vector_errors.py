@@ -402,7 +402,7 @@ def test_a_wrong_timeout_closes_nothing(envs: clusterenv.ClusterEnv) -> None:
 
 def test_a_value_that_cannot_be_pickled_is_sent_to_no_shard(envs: clusterenv.ClusterEnv) -> None:
     envs.set_attr("colour", 5)
-    with pytest.raises(errors.ConfigError, match=r"sent to a worker: .*pickle"):
+    with pytest.raises(errors.ConfigError, match=r"cannot be sent to a worker: .*pickle"):
         envs.set_attr("colour", [7, 7, 7, threading.Lock()])
     assert envs.get_attr("colour") == (5, 5, 5, 5)
 
