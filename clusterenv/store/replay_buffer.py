@@ -15,11 +15,9 @@ from clusterenv.data.batch import Batch
 from clusterenv.data.checks import check_names, is_number
 from clusterenv.errors import ConfigError, EmptyStore, shown
 from clusterenv.store.samplers.sampler import Sampler
-from clusterenv.store.table.admission import Admission, Admitted
-from clusterenv.store.table.arrays import bytes_needed
 from clusterenv.store.table.continuation import Continuations
-from clusterenv.store.table.ring import Ring
-from clusterenv.store.table.schema import TableSchema, schema_of
+from clusterenv.store.table.ring import Ring, bytes_needed
+from clusterenv.store.table.schema import Admission, Admitted, TableSchema, schema_of
 from clusterenv.store.table.stacks import Stack
 from clusterenv.store.table.storage import FileStorage, MemoryStorage
 

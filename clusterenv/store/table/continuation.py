@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from clusterenv.data.batch import Batch
 from clusterenv.data.spaces import Column
 from clusterenv.errors import ConfigError
+from clusterenv.store.table.slots import Ints
 
 __all__ = ["Continuations", "Envs"]
 
-Ints = npt.NDArray[np.int64]
 Envs = tuple[bytes, int, int]
 """Env numbers of a batch as bytes; their minimum and maximum, if the combination is new."""
 _MAX_ENVS = 1 << 24  # a wrong number must not exhaust the memory
