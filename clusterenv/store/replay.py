@@ -19,7 +19,7 @@ from clusterenv.data.processes import hold_at_fork
 from clusterenv.errors import ClosedError, ConfigError, EmptyStore, shown
 from clusterenv.store import persistence
 from clusterenv.store.journal.journal import Journal
-from clusterenv.store.journal.manifest_file import MANIFEST, as_json
+from clusterenv.store.journal.manifest import MANIFEST, as_json
 from clusterenv.store.journal.snapshot import Snapshot, open_snapshot
 from clusterenv.store.rate_limiter import RateLimiter, Ratio
 from clusterenv.store.replay_buffer import ReplayBuffer, ReplayStats, check_priorities

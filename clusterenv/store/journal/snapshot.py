@@ -25,8 +25,7 @@ from clusterenv.data.batch import Batch
 from clusterenv.data.checks import check_path
 from clusterenv.errors import StoreDamaged, StoreUnreadable
 from clusterenv.store.files import map_file
-from clusterenv.store.journal.manifest import Manifest, Segment
-from clusterenv.store.journal.manifest_file import MANIFEST, read_manifest
+from clusterenv.store.journal.manifest import MANIFEST, Segment, StoreManifest, read_manifest
 from clusterenv.store.journal.record_batch import from_record_batch
 
 if TYPE_CHECKING:
@@ -109,11 +108,11 @@ class Snapshot:
     """One commit of a directory; see :func:`open_snapshot`."""
 
     directory: Path
-    manifest: Manifest
+    manifest: StoreManifest
     _files: Mapping[str, _File]
 
     @classmethod
-    def of(cls, directory: Path, manifest: Manifest) -> Snapshot:
+    def of(cls, directory: Path, manifest: StoreManifest) -> Snapshot:
         """Map the files that a manifest names."""
         # In the order in which a commit removes them.
         segments = [*([] if manifest.state is None else [manifest.state]), *manifest.segments]
