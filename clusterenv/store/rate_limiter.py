@@ -8,14 +8,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+
 from clusterenv.data.checks import is_number, is_whole
-from clusterenv.errors import ConfigError, EmptyStore, RatioError
+from clusterenv.errors import ConfigError, EmptyStore, RatioError, shown
+from clusterenv.store.samplers.recent import Recent
 
 if TYPE_CHECKING:
     from clusterenv.data.batch import Batch
     from clusterenv.store.replay import ReplayStore
+    from clusterenv.store.samplers.sampler import Sampler
 
-__all__ = ["RateLimiter", "Ratio"]
+__all__ = ["RateLimiter", "Ratio", "check_source"]
 
 
 @dataclass(frozen=True)
@@ -126,12 +131,17 @@ class Ratio:
 
 
 class RateLimiter:
-    """Enforces the ratio of a store of this capacity; ``None`` for no limit."""
+    """Enforces the ratio of a store of this capacity and sampler; ``None`` for no limit."""
 
-    def __init__(self, ratio: Ratio | float | None, capacity: int) -> None:
+    def __init__(self, ratio: Ratio | float | None, capacity: int, sampler: Sampler) -> None:
         self.ratio = ratio if ratio is None or isinstance(ratio, Ratio) else Ratio(ratio)
         if self.ratio is not None:
             self.ratio.check(capacity)
+            if isinstance(sampler, Recent):
+                raise ConfigError(
+                    f"Recent counts the uses of each batch itself, and leaves nothing to "
+                    f"{self.ratio}: ReplayStore(..., sampler=Recent(4, uses=2)), without ratio="
+                )
         self.batch_rows = 0
         """Rows of the largest batch so far; a batch that is refused now will come again."""
         self.sample_rows = 0
@@ -186,18 +196,18 @@ class RateLimiter:
     ) -> Iterator[dict[str, Any]]:
         """Yield samples, and add batches meanwhile; see :meth:`ReplayStore.feed`."""
         self.sample_rows = max(self.sample_rows, n or 0)
-        batches = iter(source)
+        batches, postponed = iter(source), self.postponed
         must_wait = not store.may_sample(n or 1)  # a resumed store may allow samples already
         while True:
-            ready = len(self.postponed) + getattr(source, "ready", 1)  # without waiting
+            ready = len(postponed) + getattr(source, "ready", 1)  # without waiting
             while must_wait or (ready > 0 and store.may_add(self.batch_rows)):
-                batch = self._next(batches)
+                batch = postponed.popleft() if postponed else next(batches, None)
                 if batch is None:
                     return
                 try:
                     store.add(batch)
                 except RatioError:  # its size was not known before
-                    self.postponed.appendleft(batch)
+                    postponed.appendleft(batch)
                 ready -= 1
                 must_wait = not store.may_sample(n or 1)
             try:
@@ -207,8 +217,10 @@ class RateLimiter:
                 continue
             yield sample
 
-    def _next(self, batches: Iterator[Batch]) -> Batch | None:
-        try:
-            return self.postponed.popleft()
-        except IndexError:
-            return next(batches, None)
+
+def check_source(source: Any) -> None:
+    """Raise ``ConfigError`` unless this can be a source of batches."""
+    if not isinstance(source, Iterable) or isinstance(source, (np.ndarray, torch.Tensor)):
+        raise ConfigError(
+            f"feed() takes a Collector, or batches, got {shown(source)}: store.feed(collector, 256)"
+        )

@@ -13,7 +13,7 @@ from batches import Fleet, changed, fill
 
 from clusterenv import Batch
 from clusterenv.errors import ConfigError, EmptyStore, RatioError, SchemaMismatch
-from clusterenv.store import Ratio, ReplayStore, Sequences
+from clusterenv.store import Ratio, ReplayStore, Sequences, Uniform
 from clusterenv.store.rate_limiter import RateLimiter
 
 
@@ -326,13 +326,13 @@ def test_a_batch_that_is_refused_says_nothing_of_the_sizes_that_come() -> None:
 
 
 def test_without_a_ratio_nothing_is_limited() -> None:
-    limiter = RateLimiter(None, 100)
+    limiter = RateLimiter(None, 100, Uniform())
     limiter.check_sample(10**6, added=0, sampled=0)
     limiter.check_add(10**6, added=0, sampled=0)
 
 
 def test_a_limiter_says_which_side_is_ahead() -> None:
-    limiter = RateLimiter(2, 100)
+    limiter = RateLimiter(2, 100, Uniform())
     limiter.batch_rows = 10
     limiter.check_add(10, added=0, sampled=0)
     limiter.check_sample(8, added=10, sampled=0)
@@ -343,7 +343,7 @@ def test_a_limiter_says_which_side_is_ahead() -> None:
 
 
 def test_collection_is_not_limited_while_the_sampler_finds_nothing() -> None:
-    limiter = RateLimiter(2, 100)
+    limiter = RateLimiter(2, 100, Uniform())
     assert limiter.may_add(10, added=90, sampled=0)  # no sample yet
     limiter.check_sample(1, added=1, sampled=0)
     assert not limiter.may_add(10, added=90, sampled=0)

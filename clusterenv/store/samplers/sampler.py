@@ -27,10 +27,7 @@ __all__ = [
     "Sampler",
     "Transitions",
     "check_sampler",
-    "compatible",
-    "describe",
     "equal_weights",
-    "format_description",
     "required",
 ]
 
@@ -75,8 +72,8 @@ class Sampler(Protocol):
         """Restore the state, after all rows were added."""
 
 
-def check_sampler(given: Any) -> None:
-    """Raise ``ConfigError`` unless the object is a sampler."""
+def check_sampler(given: Any) -> Sampler:
+    """Return the object, or raise ``ConfigError`` if it is no sampler."""
     if isinstance(given, type):
         raise ConfigError(
             f"sampler={given.__name__} is a class; make one: "
@@ -91,6 +88,8 @@ def check_sampler(given: Any) -> None:
             f"{type(given).__name__} has no {', '.join(missing)}, which a store asks of a sampler; "
             f"take them from another: class {type(given).__name__}(Uniform)"
         )
+    sampler: Sampler = given
+    return sampler
 
 
 class Transitions:
@@ -153,28 +152,3 @@ def required(n: int | None, sampler: str) -> int:
     if n is None:
         raise ConfigError(f"{sampler} must be told how many rows: store.sample(256)")
     return n
-
-
-def describe(sampler: Sampler) -> dict[str, Any]:
-    """Return the sampler's class name and arguments, for JSON."""
-    base = getattr(sampler, "base", None)
-    return {
-        "kind": type(sampler).__name__,
-        "settings": dict(sampler.settings()),
-        "base": None if base is None else describe(base),
-    }
-
-
-def compatible(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether one described sampler can restore the state of the other."""
-    bases = one["base"], other["base"]
-    if one["kind"] != other["kind"] or (bases[0] is None) != (bases[1] is None):
-        return False
-    return bases[0] is None or compatible(*bases)
-
-
-def format_description(description: Mapping[str, Any]) -> str:
-    """Return a described sampler as Python code, with ``...`` for its settings."""
-    base = description["base"]
-    below = "" if base is None else f", base={format_description(base)}"
-    return f"{description['kind']}(...{below})"
