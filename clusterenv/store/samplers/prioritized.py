@@ -12,11 +12,11 @@ from clusterenv.data.checks import is_number
 from clusterenv.errors import ConfigError, EmptyStore, shown
 from clusterenv.store.samplers.sampler import Draw, Numbers, Transitions, required
 from clusterenv.store.samplers.sum_tree import SumTree
+from clusterenv.store.table.slots import Block, Ints, pieces
 
 if TYPE_CHECKING:
     from clusterenv.data.batch import Batch
     from clusterenv.store.table.ring import Ring
-    from clusterenv.store.table.slots import Block, Ints
 
 __all__ = ["Prioritized"]
 
@@ -118,7 +118,8 @@ class Prioritized(Transitions):
                 np.minimum(np.searchsorted(drawable, slots[missed]), len(drawable) - 1)
             ]
             powers = tree.leaves.take(slots)
-        return Draw(self._numbers(slots), self._weights(powers))
+        first = self.ring.first
+        return Draw(first + (slots - first) % self.ring.capacity, self._weights(powers))
 
     def draw_from(self, rows: Ints, n: int, rng: np.random.Generator) -> Draw:
         """Draw ``n`` of the given rows by priority."""
@@ -172,11 +173,6 @@ class Prioritized(Transitions):
             )
         return values
 
-    def _numbers(self, slots: Ints) -> Ints:
-        """Return the rows in these slots."""
-        first = self.ring.first
-        return first + (slots - first) % self.ring.capacity
-
     def _put_block(self, block: Block, powers: Numbers | float) -> None:
         """Set the priorities of a block, and clear those of the rows evicted for it."""
         capacity, first = self.ring.capacity, self.ring.first
@@ -192,11 +188,6 @@ class Prioritized(Transitions):
             self._put_range(left, first, 0.0)
 
     def _put_range(self, start: int, end: int, powers: Numbers | float) -> None:
-        if start >= end:
-            return
-        capacity = self.ring.capacity
-        at, count = start % capacity, end - start
-        fits = min(count, capacity - at)
-        split = powers if isinstance(powers, np.ndarray) else None
-        self._tree.put_range(at, at + fits, powers if split is None else split[:fits])
-        self._tree.put_range(0, count - fits, powers if split is None else split[fits:])
+        for to, of in pieces(start, max(0, end - start), self.ring.capacity):
+            values = powers[of] if isinstance(powers, np.ndarray) else powers
+            self._tree.put_range(to.start or 0, to.stop, values)
