@@ -16,9 +16,8 @@ from clusterenv.store.replay_buffer import ReplayBuffer
 from clusterenv.store.samplers.nstep import NStep
 from clusterenv.store.samplers.prioritized import Prioritized
 from clusterenv.store.samplers.recent import Recent
-from clusterenv.store.samplers.sampler import Sampler
+from clusterenv.store.samplers.sampler import Sampler, Uniform
 from clusterenv.store.samplers.sequences import Sequences
-from clusterenv.store.samplers.uniform import Uniform
 from clusterenv.store.table.schema import schema_of
 
 __all__ = ["StoreJournal", "check_paths", "restore", "save", "saved_options"]

@@ -158,13 +158,7 @@ class RateLimiter:
         return self.ratio.may_add(rows, self.sample_rows, added=added, sampled=sampled)
 
     def may_sample(self, n: int, added: int, sampled: int) -> bool:
-        """Whether ``n`` rows may be sampled now.
-
-        Raises
-        ------
-        RatioError
-            If the slack is too small for the largest batch and this sample.
-        """
+        """Whether ``n`` rows may be sampled now; raise ``RatioError`` if the slack is too small."""
         if self.ratio is None:
             return True
         if self.batch_rows:
@@ -182,8 +176,7 @@ class RateLimiter:
 
     def check_sample(self, n: int, added: int, sampled: int) -> None:
         """Raise ``RatioError`` unless :meth:`may_sample`."""
-        if n > self.sample_rows:
-            self.sample_rows = n
+        self.sample_rows = max(self.sample_rows, n)
         if not self.may_sample(n, added, sampled):
             raise RatioError(
                 f"the learner is ahead: {added:,} rows were added and {sampled:,} sampled, "

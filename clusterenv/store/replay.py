@@ -19,8 +19,7 @@ from clusterenv.store import persistence
 from clusterenv.store.journal.snapshot import open_snapshot
 from clusterenv.store.rate_limiter import RateLimiter, Ratio, check_source
 from clusterenv.store.replay_buffer import ReplayBuffer, ReplayStats, check_priorities
-from clusterenv.store.samplers.sampler import Sampler, check_sampler
-from clusterenv.store.samplers.uniform import Uniform
+from clusterenv.store.samplers.sampler import Sampler, Uniform, check_sampler
 from clusterenv.store.table.schema import schema_of_arrow
 from clusterenv.store.table.stacks import Stack
 
@@ -344,6 +343,6 @@ class ReplayStore:
     def _check_open(self, writing: bool = False) -> None:
         if self.closed:
             raise ClosedError("this ReplayStore is closed; make a new one")
-        self._buffer.check_process()
+        self._buffer.storage.check_process()
         if writing and self._journal is not None:
             self._journal.journal.check_process()

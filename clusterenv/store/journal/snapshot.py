@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.fs
@@ -198,14 +197,11 @@ class Snapshot:
 
     def restore(self, sampler: Sampler) -> None:
         """Restore the state of a sampler; raise ``StoreDamaged`` if it is damaged or another's."""
-        segment, state = self.manifest.state, self._state()
-        with _reading(self.directory / (MANIFEST if segment is None else segment.file)):
-            sampler.restore(state)
-
-    def _state(self) -> dict[str, npt.NDArray[Any]]:
         segment = self.manifest.state
         if segment is None:
-            return {}
+            with _reading(self.directory / MANIFEST):
+                sampler.restore({})
+            return
         file = self._files[segment.file]
         if file.fault_inside is not None:
             raise StoreDamaged(
@@ -216,10 +212,8 @@ class Snapshot:
         with _reading(file.path):
             arrays = pa.ipc.open_file(file.buffer).get_batch(0)
             arrays.validate(full=True)
-            return {
-                field.name: from_sparse(field, array)[1][0].copy()
-                for field, array in zip(arrays.schema, arrays.columns, strict=True)
-            }
+            pairs = zip(arrays.schema, arrays.columns, strict=True)
+            sampler.restore({field.name: from_sparse(field, a)[1][0].copy() for field, a in pairs})
 
     def _check(self, segment: Segment, checksums: bool = True) -> None:
         fault = self._fault(segment, checksums)

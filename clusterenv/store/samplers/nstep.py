@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from clusterenv.data.batch import Batch
 from clusterenv.data.checks import check_whole, is_number
+from clusterenv.data.spaces import Column
 from clusterenv.errors import ConfigError, shown
 from clusterenv.store.samplers.prioritized import Prioritized
-from clusterenv.store.samplers.sampler import Draw, Numbers, Transitions
-from clusterenv.store.samplers.uniform import Uniform
-
-if TYPE_CHECKING:
-    from clusterenv.data.batch import Batch
-    from clusterenv.data.spaces import Column
-    from clusterenv.store.table.ring import Ring
-    from clusterenv.store.table.slots import Block, Ints
+from clusterenv.store.samplers.sampler import Draw, Numbers, Transitions, Uniform
+from clusterenv.store.table.ring import Ring
+from clusterenv.store.table.slots import Block, Ints
 
 __all__ = ["NStep"]
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from clusterenv.data.batch import Batch
 from clusterenv.data.checks import is_number
 from clusterenv.errors import ConfigError, EmptyStore, shown
 from clusterenv.store.samplers.sampler import Draw, Numbers, Transitions, required
 from clusterenv.store.samplers.sum_tree import SumTree
+from clusterenv.store.table.ring import Ring
 from clusterenv.store.table.slots import Block, Ints, pieces
-
-if TYPE_CHECKING:
-    from clusterenv.data.batch import Batch
-    from clusterenv.store.table.ring import Ring
 
 __all__ = ["Prioritized"]
 

@@ -1,4 +1,4 @@
-"""The protocol of samplers, and what most of them have in common.
+"""The protocol of samplers, what most of them have in common, and the uniform one.
 
 A sampler is notified of every block of rows, draws row numbers, and gathers the columns that a
 learner needs of these rows.
@@ -8,28 +8,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from clusterenv.errors import ConfigError
+from clusterenv.data.batch import Batch
+from clusterenv.data.checks import check_flag
+from clusterenv.data.spaces import Column
+from clusterenv.errors import ConfigError, EmptyStore
+from clusterenv.store.table.ring import Ring
+from clusterenv.store.table.slots import Block, Ints
 
-if TYPE_CHECKING:
-    from clusterenv.data.batch import Batch
-    from clusterenv.data.spaces import Column
-    from clusterenv.store.table.ring import Ring
-    from clusterenv.store.table.slots import Block, Ints
-
-__all__ = [
-    "Draw",
-    "Numbers",
-    "Sampler",
-    "Transitions",
-    "check_sampler",
-    "equal_weights",
-    "required",
-]
+__all__ = ["Draw", "Numbers", "Sampler", "Transitions", "Uniform", "check_sampler", "required"]
 
 Numbers = npt.NDArray[Any]
 
@@ -142,13 +133,44 @@ def _ones(count: int) -> npt.NDArray[np.float32]:
     return np.ones(count, np.float32)
 
 
-def equal_weights(count: int) -> npt.NDArray[np.float32]:
-    """Return weights of 1; copying takes a quarter of the time of ``np.ones``."""
-    return _ones(count).copy()
-
-
 def required(n: int | None, sampler: str) -> int:
     """Return ``n``, or raise if it is ``None``."""
     if n is None:
         raise ConfigError(f"{sampler} must be told how many rows: store.sample(256)")
     return n
+
+
+class Uniform(Transitions):
+    """Draws every row with the same probability.
+
+    Parameters
+    ----------
+    replace
+        Whether a sample may contain a row twice.
+    """
+
+    def __init__(self, replace: bool = True) -> None:
+        self.replace = check_flag("replace", replace, "Uniform(replace=False)")
+
+    def settings(self) -> dict[str, Any]:
+        return {"replace": self.replace}
+
+    def added(self, block: Block, batch: Batch) -> None:
+        """Do nothing: all rows are equal."""
+
+    def draw(self, n: int | None, rng: np.random.Generator) -> Draw:
+        count = required(n, "Uniform")
+        if self.replace:
+            # Twice as fast as rng.integers, and as uniform: a store has far fewer than 2^53 rows.
+            parts = rng.random(count)
+            parts *= len(self.ring)
+            rows = parts.astype(np.int64)
+            rows += self.ring.first
+        elif count > len(self.ring):
+            raise EmptyStore(
+                f"sample({count}) without replacement, but the store holds {len(self.ring)} rows: "
+                f"sample({len(self.ring)}), or Uniform(replace=True)"
+            )
+        else:
+            rows = self.ring.first + rng.choice(len(self.ring), count, replace=False)
+        return Draw(rows, _ones(count).copy())  # in a quarter of the time of np.ones

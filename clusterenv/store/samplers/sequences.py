@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from clusterenv.data.batch import Batch
 from clusterenv.data.checks import check_whole
+from clusterenv.data.spaces import Column
 from clusterenv.errors import ConfigError, EmptyStore
 from clusterenv.store.samplers.prioritized import Prioritized
 from clusterenv.store.samplers.sampler import Draw, Numbers, Transitions, required
-
-if TYPE_CHECKING:
-    from clusterenv.data.batch import Batch
-    from clusterenv.data.spaces import Column
-    from clusterenv.store.table.ring import Ring
-    from clusterenv.store.table.slots import Block, Ints
+from clusterenv.store.table.ring import Ring
+from clusterenv.store.table.slots import Block, Ints
 
 __all__ = ["Sequences"]
 
