@@ -44,19 +44,19 @@ class StoreJournal:
             raise
 
     def _check_settings(self) -> None:
-        saved, found = self.journal.manifest.store, _describe(self._buffer.sampler)
-        if saved and saved["capacity"] != self._buffer.capacity:
-            raise ConfigError(
-                f"the journal {self.journal.directory} is of a store with capacity="
-                f"{saved['capacity']:_}, not {self._buffer.capacity:_}; load it into another: "
-                "ReplayStore.load(...)"
-            )
-        if saved and _kinds(saved["sampler"]) != _kinds(found):
-            raise ConfigError(
-                f"the journal {self.journal.directory} is of a store with sampler="
-                f"{_as_code(saved['sampler'])}, not {_as_code(found)}; load it into another: "
-                "ReplayStore.load(...)"
-            )
+        saved, buffer = self.journal.manifest.store, self._buffer
+        if not saved:
+            return
+        sampler = _as_code(saved["sampler"]), _as_code(_describe(buffer.sampler))
+        for name, was, now in (
+            ("capacity", f"{saved['capacity']:_}", f"{buffer.capacity:_}"),
+            ("sampler", *sampler),
+        ):
+            if was != now:
+                raise ConfigError(
+                    f"the journal {self.journal.directory} is of a store with {name}={was}, not "
+                    f"{now}; load it into another: ReplayStore.load(...)"
+                )
 
     def is_in(self, directory: Path) -> bool:
         """Whether this is the directory of the journal."""
@@ -131,10 +131,7 @@ def check_paths(
 def saved_options(
     snapshot: Snapshot, capacity: int | None, sampler: Sampler | None
 ) -> dict[str, Any]:
-    """Return constructor arguments of the store that was saved, with other values if given.
-
-    Raises ``StoreUnreadable`` if nothing was saved, or the sampler is not one of the library's.
-    """
+    """Return constructor arguments of the store that was saved, or the given values."""
     manifest, saved = snapshot.manifest, snapshot.manifest.store
     if not saved and not manifest.segments:
         raise StoreUnreadable(
@@ -199,7 +196,7 @@ def _restore_sampler(snapshot: Snapshot, buffer: ReplayBuffer, skip_damaged: boo
     if saved["capacity"] == buffer.capacity and ring.first <= position["first"]:
         ring.resume(position)
     same_rows = (ring.first, ring.end) == (position["first"], snapshot.end)
-    if not same_rows or _kinds(saved["sampler"]) != _kinds(_describe(buffer.sampler)):
+    if not same_rows or _as_code(saved["sampler"]) != _as_code(_describe(buffer.sampler)):
         return
     try:
         snapshot.restore(buffer.sampler)
@@ -218,18 +215,14 @@ def _describe(sampler: Sampler) -> dict[str, Any]:
     }
 
 
-def _kinds(description: Mapping[str, Any] | None) -> list[str]:
-    """Return the class names of a described sampler and of those below it.
-
-    Samplers with the same names can restore each other's state.
-    """
-    return [] if description is None else [description["kind"], *_kinds(description["base"])]
-
-
 def _as_code(description: Mapping[str, Any]) -> str:
-    """Return a described sampler as Python code, with ``...`` for its settings."""
-    kinds = _kinds(description)
-    return ", base=".join(f"{kind}(..." for kind in kinds) + ")" * len(kinds)
+    """Return a described sampler as Python code, with ``...`` for its settings.
+
+    Samplers with the same code can restore each other's state.
+    """
+    base = description["base"]
+    below = "" if base is None else f", base={_as_code(base)}"
+    return f"{description['kind']}(...{below})"
 
 
 def _create_sampler(description: Mapping[str, Any], manifest: Path) -> Sampler:

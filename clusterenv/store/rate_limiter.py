@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from clusterenv.data.checks import is_number, is_whole
+from clusterenv.data.checks import check_number, check_whole
 from clusterenv.errors import ConfigError, EmptyStore, RatioError, shown
 from clusterenv.store.samplers.recent import Recent
 
@@ -60,31 +59,17 @@ class Ratio:
     slack: float | None = None
 
     def __post_init__(self) -> None:
-        per_insert = self.samples_per_insert
-        if not is_number(per_insert):
-            raise ConfigError(
-                f"samples_per_insert={per_insert!r} is no number: Ratio(8), or ratio=8"
-            )
-        if not 0 < per_insert < math.inf:
-            raise ConfigError(
-                f"samples_per_insert={per_insert} would stop one side for good: "
-                "Ratio(8), or ratio=None for any number"
-            )
-        if not (is_whole(self.min_rows) and self.min_rows >= 1):
-            raise ConfigError(
-                f"min_rows={self.min_rows!r} is no number of rows, and a sample needs one row: "
-                "Ratio(8, 1000)"
-            )
+        right = "Ratio(8), or ratio=None for any number"
+        per_insert = check_number(
+            "samples_per_insert", self.samples_per_insert, right, above=0, most=1e300
+        )
+        check_whole("min_rows", self.min_rows, "Ratio(8, 1000)", least=1)
         least = max(1.0, per_insert)
-        if self.slack is not None and not is_number(self.slack):
+        right = f"Ratio({per_insert:g}, slack={8 * least:g})"
+        if self.slack is not None and check_number("slack", self.slack, right) < least:
             raise ConfigError(
-                f"slack={self.slack!r} is no number: Ratio({per_insert:g}, slack={8 * least:g})"
-            )
-        if self.slack is not None and not self.slack >= least:
-            raise ConfigError(
-                f"slack={self.slack} would stop both sides: one row more is {per_insert} samples "
-                f"more, so slack must be at least {least:g}: "
-                f"Ratio({per_insert:g}, slack={8 * least:g})"
+                f"slack={self.slack} would stop both sides: one row more is {per_insert:g} samples "
+                f"more, so slack must be at least {least:g}: {right}"
             )
 
     def check(self, capacity: int) -> None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from clusterenv.data.batch import Batch
-from clusterenv.data.checks import check_names, is_number
+from clusterenv.data.checks import check_names, check_number
 from clusterenv.errors import ConfigError, EmptyStore, shown
 from clusterenv.store.samplers.sampler import Sampler
 from clusterenv.store.table.continuation import Continuations
@@ -62,13 +62,9 @@ class ReplayBuffer:
         side: float = 0.1,
         seed: int | None = None,
     ) -> None:
-        if not (is_number(side) and 0 < side <= 1):
-            raise ConfigError(
-                f"side={shown(side)} is not between 0 and 1: ReplayStore(..., side=0.1)"
-            )
         self.capacity = capacity
         self.sampler = sampler
-        self.side = float(side)
+        self.side = check_number("side", side, "ReplayStore(..., side=0.1)", above=0, most=1)
         self.stack = stack if stack is None or isinstance(stack, Stack) else Stack(stack)
         try:
             self.rng = np.random.default_rng(seed)

@@ -203,12 +203,7 @@ def _invalid(place: str, value: Any, wanted: str) -> ConfigError:
 
 
 def read_manifest(directory: Path) -> StoreManifest:
-    """Return the manifest of a directory.
-
-    Raises ``StoreUnreadable`` if there is no store, its format is another one, or the manifest is
-    not a regular file; ``StoreDamaged`` if it was altered, has invalid values, or is missing
-    although there are rows.
-    """
+    """Return the manifest of a directory, or raise ``StoreUnreadable`` or ``StoreDamaged``."""
     path = directory / MANIFEST
     try:
         raw = read_file(path)

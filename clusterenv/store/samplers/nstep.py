@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from clusterenv.data.batch import Batch
-from clusterenv.data.checks import check_whole, is_number
+from clusterenv.data.checks import check_number, check_whole
 from clusterenv.data.spaces import Column
-from clusterenv.errors import ConfigError, shown
+from clusterenv.errors import ConfigError
 from clusterenv.store.samplers.prioritized import Prioritized
 from clusterenv.store.samplers.sampler import Draw, Numbers, Transitions, Uniform
 from clusterenv.store.table.ring import Ring
@@ -40,9 +40,7 @@ class NStep(Transitions):
 
     def __init__(self, n: int, gamma: float, base: Uniform | Prioritized | None = None) -> None:
         self.n = check_whole("n", n, "NStep(3, gamma=0.99)", least=1)
-        if not (is_number(gamma) and 0 <= gamma <= 1):
-            raise ConfigError(f"gamma={shown(gamma)} is not between 0 and 1: NStep(3, gamma=0.99)")
-        self.gamma = float(gamma)
+        self.gamma = check_number("gamma", gamma, "NStep(3, gamma=0.99)", least=0, most=1)
         self.base = base if base is not None else Uniform()
         if not isinstance(self.base, (Uniform, Prioritized)):
             raise ConfigError(

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from clusterenv.data.batch import Batch
-from clusterenv.data.checks import is_number
-from clusterenv.errors import ConfigError, EmptyStore, shown
+from clusterenv.data.checks import check_number
+from clusterenv.errors import ConfigError, EmptyStore
 from clusterenv.store.samplers.sampler import Draw, Numbers, Transitions, required
 from clusterenv.store.samplers.sum_tree import SumTree
 from clusterenv.store.table.ring import Ring
@@ -40,18 +40,10 @@ class Prioritized(Transitions):
     """
 
     def __init__(self, alpha: float = 0.6, beta: float = 0.4, epsilon: float = 1e-6) -> None:
-        if not (is_number(alpha) and 0 <= alpha <= 1):
-            raise ConfigError(
-                f"alpha={shown(alpha)} is not between 0 and 1: Prioritized(alpha=0.6)"
-            )
-        if not (is_number(epsilon) and 0 < epsilon < _MAX_PRIORITY):
-            raise ConfigError(
-                f"epsilon={shown(epsilon)} is no number above 0 and below {_MAX_PRIORITY:g}: "
-                "Prioritized(epsilon=1e-6)"
-            )
-        self.alpha = float(alpha)
+        self.alpha = check_number("alpha", alpha, "Prioritized(alpha=0.6)", least=0, most=1)
         self.beta = beta
-        self.epsilon = float(epsilon)
+        right = "Prioritized(epsilon=1e-6)"
+        self.epsilon = check_number("epsilon", epsilon, right, above=0, most=_MAX_PRIORITY)
         self._largest = 1.0
         self._left = 0  # rows before this one have no priority
 
@@ -62,9 +54,7 @@ class Prioritized(Transitions):
 
     @beta.setter
     def beta(self, value: float) -> None:
-        if not (is_number(value) and 0 <= value <= 1):
-            raise ConfigError(f"beta={shown(value)} is not between 0 and 1: Prioritized(beta=0.4)")
-        self._beta = float(value)
+        self._beta = check_number("beta", value, "Prioritized(beta=0.4)", least=0, most=1)
 
     def settings(self) -> dict[str, Any]:
         return {"alpha": self.alpha, "beta": self.beta, "epsilon": self.epsilon}

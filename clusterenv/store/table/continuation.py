@@ -59,10 +59,7 @@ class _Group:
 
 
 class Continuations:
-    """The newest row of every environment of every run.
-
-    Two collectors number their environments alike, so runs are kept apart.
-    """
+    """The newest row of every environment, by run: two collectors number theirs alike."""
 
     def __init__(self) -> None:
         self._runs: dict[int, _Run] = {}

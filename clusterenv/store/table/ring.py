@@ -102,8 +102,6 @@ class Ring:
         self.next = np.empty(0, self.next.dtype)
         del self._links, self._side, self._frames, self._states
 
-    # Rows in
-
     def check(self, batch: Batch) -> Admitted:
         """Raise if a batch cannot be added; afterwards, :meth:`add` does not fail."""
         return self._admission.check(batch, self._continuations, not self.end)
@@ -162,7 +160,6 @@ class Ring:
         self.evict(kept)
 
     def evict(self, first: int) -> None:
-        """Evict all rows before ``first``."""
         kept = self._kept = max(self._kept, first)
         self.first = max(self.first, kept)
         while self.blocks and self.blocks[0].end <= kept:
@@ -179,10 +176,7 @@ class Ring:
             else:
                 self._links.separate(oldest, self.first)
 
-    # Rows out
-
     def slots(self, rows: Ints) -> Ints:
-        """Return the slots of rows."""
         return rows % self.capacity
 
     def observations(self, slots: Column, prefix: str = "") -> dict[str, Column]:
@@ -210,11 +204,10 @@ class Ring:
         start = max(block.start, self.first)
         rows = np.arange(start, block.end)
         slots = self.slots(rows)
-        columns = {
-            name: column[slots]
-            for name, column in self.columns.items()
-            if name not in self.schema.obs
-        } | self.observations(slots)
+        columns = self.observations(slots)
+        for name in self.schema.rows:
+            if name not in columns:
+                columns[name] = self.columns[name][slots]
         kept = block.tail_rows >= start
         state, known = self.states(rows[: block.num_envs])
         if not known.all():  # the first time row was evicted

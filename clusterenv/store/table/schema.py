@@ -45,10 +45,7 @@ class RowSpec(NamedTuple):
 
 @dataclass(frozen=True)
 class TableSchema:
-    """Columns of rows, names of the observations among them, and columns of recurrent state.
-
-    Raises ``SchemaMismatch`` if a column that samples need is missing, or a column holds text.
-    """
+    """Columns of rows, names of the observations among them, and columns of recurrent state."""
 
     rows: Mapping[str, RowSpec]
     obs: tuple[str, ...]
@@ -71,11 +68,7 @@ class TableSchema:
                 )
 
     def columns(self, batch: Batch) -> list[Column]:
-        """Return the columns of a batch in the order of the schema.
-
-        Raises ``SchemaMismatch`` unless they are the columns of the schema, for all rows of the
-        batch; ``ConfigError`` if there are no rows, or not as many of each environment.
-        """
+        """Return the columns of a batch in the order of the schema; raise if others are there."""
         columns = self._columns(batch)
         if columns is None:
             raise self._mismatch(batch)
@@ -193,11 +186,7 @@ class Admitted:
 
 
 class Admission:
-    """Decides whether a table of these columns and sizes can take a batch.
-
-    Raises ``SchemaMismatch`` if there are observations without next observations; ``ConfigError``
-    if the observations cannot be stacks of frames.
-    """
+    """Decides whether a table of these columns and sizes can take a batch."""
 
     def __init__(
         self, schema: TableSchema, capacity: int, side: int, stack: Stack | None = None
@@ -220,12 +209,7 @@ class Admission:
                 stack.frame(schema.rows[name].shape)
 
     def check(self, batch: Batch, continuations: Continuations, thorough: bool) -> Admitted:
-        """Raise if a batch cannot be added; ``thorough`` checks all stacks of frames, not some.
-
-        Raises ``SchemaMismatch`` if a column or a next observation is missing, new, or of another
-        dtype or shape; ``ConfigError`` if the batch is larger than the table, its observations are
-        not stacks as configured, or its environment numbers are invalid.
-        """
+        """Raise if a batch cannot be added; ``thorough`` checks all stacks of frames, not some."""
         columns, whole = self._schema.columns(batch), _is_whole(batch)
         if batch.num_rows > self._capacity:
             raise ConfigError(

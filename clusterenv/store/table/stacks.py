@@ -163,10 +163,7 @@ class FrameHistory:
         self._capacity = capacity
 
     def owners(self, starts: Ints, first: int, rows: int, width: int) -> Ints:
-        """Return the last row that needs each older frame of the rows ``starts`` of a batch.
-
-        The batch has ``rows`` rows, numbered from ``first`` on, and ``width`` environments.
-        """
+        """Return the last row that needs each older frame of the rows ``starts`` of a batch."""
         last = np.minimum(starts + (self.older - 1) * width, rows - 1)
         return first + np.repeat(last, self.older)
 
