@@ -12,9 +12,8 @@ from clusterenv.store.rollout import Rollout, RolloutStats, RolloutStore
 from clusterenv.store.samplers.nstep import NStep
 from clusterenv.store.samplers.prioritized import Prioritized
 from clusterenv.store.samplers.recent import Recent
-from clusterenv.store.samplers.sampler import Draw, Sampler
+from clusterenv.store.samplers.sampler import Draw, Sampler, Uniform
 from clusterenv.store.samplers.sequences import Sequences
-from clusterenv.store.samplers.uniform import Uniform
 from clusterenv.store.table.stacks import Stack
 
 __all__ = [

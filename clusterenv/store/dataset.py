@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
-import numpy.typing as npt
 import pyarrow.dataset
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
@@ -80,12 +79,8 @@ class Episode:
     truncated: bool
 
 
-def episodes(directory: str | Path) -> Iterator[Episode]:
+def episodes(snapshot: Snapshot) -> Iterator[Episode]:
     """Yield the complete episodes; loads all rows into memory."""
-    yield from _episodes(open_snapshot(directory))
-
-
-def _episodes(snapshot: Snapshot) -> Iterator[Episode]:
     batches = list(snapshot.batches())
     if not batches:
         return
@@ -94,38 +89,28 @@ def _episodes(snapshot: Snapshot) -> Iterator[Episode]:
     rows = {name: np.concatenate([batch.flat(name) for batch in batches]) for name in names}
     for name in _SOURCE:
         rows[name] = np.concatenate([np.full(b.num_rows, getattr(b, name)) for b in batches])
-    tail = {
-        name: np.concatenate([batch.tail[name] for batch in batches]) for name in batches[0].tail
-    }
+    tail = {name: np.concatenate([b.tail[name] for b in batches]) for name in batches[0].tail}
     starts = np.cumsum([0, *(batch.num_rows for batch in batches[:-1])])
+    tail_rows = np.concatenate([b.tail_rows + s for b, s in zip(batches, starts, strict=True)])
     tail_of = np.full(len(rows["step"]), -1)
-    tail_of[np.concatenate([b.tail_rows + s for b, s in zip(batches, starts, strict=True)])] = (
-        np.arange(sum(len(batch.tail_rows) for batch in batches))
-    )
-    for track in _tracks(rows):
+    tail_of[tail_rows] = np.arange(len(tail_rows))
+    order = np.lexsort([rows[name] for name in reversed(_KEY)])
+    begins = np.zeros(len(order), np.bool_)  # the rows at which another episode begins
+    for name in _KEY[:-1]:
+        begins[1:] |= np.diff(rows[name][order]) != 0
+    for track in np.split(order, np.flatnonzero(begins)):
         last = track[-1]
         ended = rows["terminated"][last] or rows["truncated"][last]
         if not ended or not (rows["step"][track] == np.arange(len(track))).all():
             continue
+        ends = [tail_of[last]]
         yield Episode(
-            {
-                name: np.concatenate([rows[name][track], tail[name][[tail_of[last]]]])
-                for name in tail
-            },
+            {name: np.concatenate([rows[name][track], tail[name][ends]]) for name in tail},
             rows["action"][track],
             rows["reward"][track],
             bool(rows["terminated"][last]),
             bool(rows["truncated"][last]),
         )
-
-
-def _tracks(rows: dict[str, Column]) -> list[npt.NDArray[np.int64]]:
-    """Return the rows of each episode, ordered by step."""
-    order = np.lexsort([rows[name] for name in reversed(_KEY)])
-    changes = np.zeros(len(order), np.bool_)
-    for name in _KEY[:-1]:
-        changes[1:] |= np.diff(rows[name][order]) != 0
-    return np.split(order, np.flatnonzero(changes))
 
 
 def to_minari(
@@ -171,10 +156,10 @@ def to_minari(
     check_instance("dataset_id", dataset_id, str, right)
     if env is not None:
         made = _made(env, right)
-        observation_space = (
-            made.observation_space if observation_space is None else observation_space
-        )
-        action_space = made.action_space if action_space is None else action_space
+        if observation_space is None:
+            observation_space = made.observation_space
+        if action_space is None:
+            action_space = made.action_space
         if made is not env:
             made.close()
     if observation_space is None or action_space is None:
@@ -184,27 +169,26 @@ def to_minari(
     layout = Layout(observation_space)
     names = [leaf.name("obs") for leaf in layout.leaves]
     snapshot = open_snapshot(path)
-    whole = list(_episodes(snapshot))
+    whole = list(episodes(snapshot))
     if not whole:
         raise EmptyStore(f"{path} holds no whole episode; collect more rows first")
-    _check_space("observation_space", observation_space, "obs", whole[0].observations)
-    _check_space("action_space", action_space, "action", {"action": whole[0].actions})
+    _check_space("observation_space", observation_space, "obs", whole[0].observations, right)
+    _check_space("action_space", action_space, "action", {"action": whole[0].actions}, right)
     buffers = [
         EpisodeBuffer(
             id=index,
             observations=layout.nest([episode.observations[name] for name in names]),
             actions=episode.actions,
             rewards=episode.rewards.tolist(),
-            terminations=_flags(len(episode.rewards), episode.terminated),
-            truncations=_flags(len(episode.rewards), episode.truncated),
+            terminations=[False] * (len(episode.rewards) - 1) + [episode.terminated],
+            truncations=[False] * (len(episode.rewards) - 1) + [episode.truncated],
             infos={},
         )
         for index, episode in enumerate(whole)
     ]
-    total = snapshot.manifest.rows
-    left_out = total - sum(len(buffer.rewards) for buffer in buffers)
+    left_out = snapshot.rows - sum(len(buffer.rewards) for buffer in buffers)
     if left_out:
-        logger.info("%d of %d rows are of episodes that are not whole; left out", left_out, total)
+        logger.info("Left out %d of %d rows, of incomplete episodes", left_out, snapshot.rows)
     try:
         return minari.create_dataset_from_buffers(
             dataset_id,
@@ -233,22 +217,13 @@ def _made(env: Any, right: str) -> gym.Env[Any, Any]:
 
 
 def _check_space(
-    argument: str, space: spaces.Space[Any], root: str, rows: Mapping[str, Column]
+    argument: str, space: spaces.Space[Any], root: str, rows: Mapping[str, Column], right: str
 ) -> None:
     """Raise unless rows have the columns and shapes of a space."""
-    wanted = {leaf.name(root): leaf.shape for leaf in Layout(space).leaves}
-    found = {name: column.shape[1:] for name, column in rows.items()}
-    if wanted != found:
+    wanted = [f"{leaf.name(root)} of shape {leaf.shape}" for leaf in Layout(space).leaves]
+    found = [f"{name} of shape {column.shape[1:]}" for name, column in rows.items()]
+    if sorted(wanted) != sorted(found):
         raise ConfigError(
-            f"{argument}={space} has {_shapes(wanted)} in each row, but the rows have "
-            f"{_shapes(found)}; give the space that they are from, or their environment: "
-            "to_minari(directory, 'cartpole/random-v0', env='CartPole-v1')"
+            f"{argument}={space} has {', '.join(wanted)} in each row, but the rows have "
+            f"{', '.join(found)}; give the space that they are from, or their environment: {right}"
         )
-
-
-def _shapes(columns: Mapping[str, tuple[int, ...]]) -> str:
-    return ", ".join(f"{name} of shape {shape}" for name, shape in columns.items())
-
-
-def _flags(length: int, last: bool) -> list[bool]:
-    return [False] * (length - 1) + [last]

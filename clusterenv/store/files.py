@@ -26,10 +26,7 @@ _OPEN_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Return a descriptor of a regular file.
-
-    Raises ``OSError`` if it cannot be opened, is a symbolic link, or is not a regular file.
-    """
+    """Return a descriptor of a regular file; raise ``OSError`` if it is a link, FIFO or other."""
     try:
         fd = os.open(path, flags | _OPEN_FLAGS, 0o644)
     except OSError as error:
@@ -44,16 +41,13 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def read_file(path: Path) -> bytes:
-    """Return the bytes of a regular file; raises as :func:`open_regular`."""
+    """Return the bytes of a regular file; raise as :func:`open_regular`."""
     with open(open_regular(path), "rb") as file:
         return file.read()
 
 
 def map_file(path: Path) -> pa.Buffer:
-    """Map a regular file into memory; the mapping outlives the removal of the file.
-
-    Raises as :func:`open_regular`.
-    """
+    """Map a regular file into memory; the mapping outlives the removal of the file."""
     fd = open_regular(path)
     try:
         # By the descriptor, because the path may name another file by now. Arrow keeps the mapping
@@ -68,7 +62,6 @@ def create(path: Path, directory: int | None = None) -> BinaryIO:
     """Create a file for writing and reading; replace one that a killed process left.
 
     ``path`` is relative to the directory with this descriptor, by default the working directory.
-    Raises ``OSError`` if it cannot be created, or another process creates it at the same time.
     """
 
     def opener(name: str, flags: int) -> int:
@@ -80,9 +73,7 @@ def create(path: Path, directory: int | None = None) -> BinaryIO:
 
 
 class DirectoryLock:
-    """Creates a directory, and locks it for this process.
-
-    The operating system releases the lock when the process ends, even if it is killed.
+    """Creates a directory, and locks it until this process releases it or ends, even if killed.
 
     Raises ``StoreInUse`` if another store has locked the directory; ``StoreUnreadable`` if the
     directory cannot be created or written.

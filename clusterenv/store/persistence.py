@@ -4,32 +4,59 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterenv.data.batch import Batch
 from clusterenv.data.checks import check_path
 from clusterenv.errors import ConfigError, SchemaMismatch, StoreDamaged, StoreUnreadable
-from clusterenv.store.journal.manifest import generator_of
-from clusterenv.store.samplers.sampler import compatible, describe, format_description
+from clusterenv.store.journal.journal import Journal
+from clusterenv.store.journal.manifest import MANIFEST, as_json, generator_of
+from clusterenv.store.journal.snapshot import Snapshot
+from clusterenv.store.replay_buffer import ReplayBuffer
+from clusterenv.store.samplers.nstep import NStep
+from clusterenv.store.samplers.prioritized import Prioritized
+from clusterenv.store.samplers.recent import Recent
+from clusterenv.store.samplers.sampler import Sampler, Uniform
+from clusterenv.store.samplers.sequences import Sequences
 from clusterenv.store.table.schema import schema_of
 
-if TYPE_CHECKING:
-    from clusterenv.store.journal.journal import Journal
-    from clusterenv.store.journal.snapshot import Snapshot
-    from clusterenv.store.replay_buffer import ReplayBuffer
+__all__ = ["StoreJournal", "check_paths", "restore", "save", "saved_options"]
 
-__all__ = ["StoreJournal", "check_journal", "check_paths", "restore", "saved_options", "write_all"]
+_SAMPLERS = {kind.__name__: kind for kind in (Uniform, Prioritized, NStep, Sequences, Recent)}
 
 
 class StoreJournal:
     """The journal of a store: each batch as it is added, and commits.
 
-    If a batch could not be written, the next commit writes all rows of the store again.
+    Rows that it holds already are restored; ``add`` adds a batch to the store. If a batch could
+    not be written, the next commit writes all rows of the store again.
     """
 
-    def __init__(self, journal: Journal) -> None:
-        self.journal = journal
+    def __init__(self, directory: Path, buffer: ReplayBuffer, add: Callable[[Batch], None]) -> None:
+        self.journal = Journal(directory, stack=buffer.stack)
+        self._buffer = buffer
         self._lacks_rows = False
+        try:
+            self._check_settings()
+            restore(Snapshot.of(directory, self.journal.manifest), buffer, add)
+        except BaseException:
+            self.journal.close()
+            raise
+
+    def _check_settings(self) -> None:
+        saved, buffer = self.journal.manifest.store, self._buffer
+        if not saved:
+            return
+        sampler = _as_code(saved["sampler"]), _as_code(_describe(buffer.sampler))
+        for name, was, now in (
+            ("capacity", f"{saved['capacity']:_}", f"{buffer.capacity:_}"),
+            ("sampler", *sampler),
+        ):
+            if was != now:
+                raise ConfigError(
+                    f"the journal {self.journal.directory} is of a store with {name}={was}, not "
+                    f"{now}; load it into another: ReplayStore.load(...)"
+                )
 
     def is_in(self, directory: Path) -> bool:
         """Whether this is the directory of the journal."""
@@ -42,18 +69,27 @@ class StoreJournal:
             self.journal.append(batch)
             self._lacks_rows = False
 
-    def commit(self, buffer: ReplayBuffer, note: Mapping[str, Any]) -> None:
+    def commit(self, note: Mapping[str, Any]) -> None:
         """Commit all rows of the store, the state of its sampler, and a note."""
+        as_json(note, "a note")
         lacks_rows, self._lacks_rows = self._lacks_rows, True
         if lacks_rows:
-            write_all(self.journal, buffer, note)
+            _write_all(self.journal, self._buffer, note)
         else:
-            self.journal.commit(keep=len(buffer), note=note, **_contents(buffer))
+            self.journal.commit(keep=len(self._buffer), note=note, **_contents(self._buffer))
         self._lacks_rows = False
 
 
-def write_all(journal: Journal, buffer: ReplayBuffer, note: Mapping[str, Any]) -> None:
-    """Write and commit all rows; the previous commit stays valid until then."""
+def save(directory: Path, buffer: ReplayBuffer, note: Mapping[str, Any]) -> None:
+    """Write everything to a directory; its previous contents stay valid until then."""
+    journal = Journal(directory, stack=buffer.stack)
+    try:
+        _write_all(journal, buffer, note)
+    finally:
+        journal.close()
+
+
+def _write_all(journal: Journal, buffer: ReplayBuffer, note: Mapping[str, Any]) -> None:
     if buffer.ring is not None:
         for block in buffer.ring.blocks:
             journal.append(buffer.ring.batch(block))
@@ -66,7 +102,7 @@ def _contents(buffer: ReplayBuffer) -> dict[str, Any]:
     settings = {
         "capacity": buffer.capacity,
         "side": buffer.side,
-        "sampler": describe(sampler),
+        "sampler": _describe(sampler),
         "random": buffer.rng.bit_generator.state,
         "sampled": buffer.sampled,
         "position": {} if ring is None else ring.position,
@@ -92,34 +128,21 @@ def check_paths(
     return directory, journal
 
 
-def check_journal(journal: Journal, buffer: ReplayBuffer) -> None:
-    """Raise ``ConfigError`` if a journal belongs to a store with other settings."""
-    saved, found = journal.manifest.store, describe(buffer.sampler)
-    if saved and saved["capacity"] != buffer.capacity:
-        raise ConfigError(
-            f"the journal {journal.directory} is of a store with capacity={saved['capacity']:_}"
-            f", not {buffer.capacity:_}; load it into another: ReplayStore.load(...)"
-        )
-    if saved and not compatible(saved["sampler"], found):
-        raise ConfigError(
-            f"the journal {journal.directory} is of a store with sampler="
-            f"{format_description(saved['sampler'])}, not {format_description(found)}; load it "
-            "into another: ReplayStore.load(...)"
-        )
-
-
-def saved_options(snapshot: Snapshot) -> dict[str, Any]:
-    """Return constructor arguments of the store that was saved; the sampler is not among them.
-
-    Raises ``StoreUnreadable`` if nothing was saved.
-    """
+def saved_options(
+    snapshot: Snapshot, capacity: int | None, sampler: Sampler | None
+) -> dict[str, Any]:
+    """Return constructor arguments of the store that was saved, or the given values."""
     manifest, saved = snapshot.manifest, snapshot.manifest.store
     if not saved and not manifest.segments:
         raise StoreUnreadable(
             f"{snapshot.directory} holds no store: nothing was committed there yet"
         )
-    capacity = saved.get("capacity", max(1, manifest.rows))
-    return {"capacity": capacity, "side": saved.get("side", 0.1), "stack": manifest.stack}
+    if sampler is None and saved:
+        sampler = _create_sampler(saved["sampler"], snapshot.directory / MANIFEST)
+    if capacity is None:
+        capacity = saved.get("capacity", max(1, manifest.rows))
+    side = saved.get("side", 0.1)
+    return {"capacity": capacity, "sampler": sampler, "side": side, "stack": manifest.stack}
 
 
 def restore(
@@ -127,8 +150,9 @@ def restore(
     buffer: ReplayBuffer,
     add: Callable[[Batch], None],
     skip_damaged: bool = False,
+    random: bool = True,
 ) -> None:
-    """Restore rows, random state and sampler of a snapshot; ``add`` adds a batch.
+    """Restore rows, sampler and, if ``random``, random state; ``add`` adds a batch.
 
     Raises ``ConfigError`` if the buffer holds rows already, or a batch cannot be added;
     ``StoreDamaged`` if a file is missing or was altered, unless ``skip_damaged``.
@@ -141,27 +165,23 @@ def restore(
     damaged = skip_damaged and bool(snapshot.damaged)
     if damaged:
         snapshot = snapshot.without_damaged()
-    _add_rows(snapshot, buffer, add)
-    saved = snapshot.manifest.store
-    if saved:
-        buffer.sampled, buffer.rng = saved["sampled"], generator_of(saved["random"])
-        if not damaged and saved["position"]:
-            _restore_sampler(snapshot, buffer, skip_damaged)
-
-
-def _add_rows(snapshot: Snapshot, buffer: ReplayBuffer, add: Callable[[Batch], None]) -> None:
     for segment in snapshot.manifest.segments:
         for batch in snapshot.batches_of(segment):
             try:
-                ring = buffer.ring
-                if ring is None:
-                    ring = buffer.allocate(schema_of(batch))
+                ring = buffer.allocate(schema_of(batch)) if buffer.ring is None else buffer.ring
                 if not ring.end:
                     ring.start_at(snapshot.end - snapshot.rows)
                 add(batch)
             except (ConfigError, SchemaMismatch) as error:
                 file = snapshot.directory / segment.file
                 raise type(error)(f"{file} cannot be loaded: {error}") from error
+    saved = snapshot.manifest.store
+    if saved:
+        buffer.sampled = saved["sampled"]
+        if random:
+            buffer.rng = generator_of(saved["random"])
+        if not damaged and saved["position"]:
+            _restore_sampler(snapshot, buffer, skip_damaged)
 
 
 def _restore_sampler(snapshot: Snapshot, buffer: ReplayBuffer, skip_damaged: bool) -> None:
@@ -176,10 +196,50 @@ def _restore_sampler(snapshot: Snapshot, buffer: ReplayBuffer, skip_damaged: boo
     if saved["capacity"] == buffer.capacity and ring.first <= position["first"]:
         ring.resume(position)
     same_rows = (ring.first, ring.end) == (position["first"], snapshot.end)
-    if not same_rows or not compatible(saved["sampler"], describe(buffer.sampler)):
+    if not same_rows or _as_code(saved["sampler"]) != _as_code(_describe(buffer.sampler)):
         return
     try:
         snapshot.restore(buffer.sampler)
     except StoreDamaged:
         if not skip_damaged:
             raise
+
+
+def _describe(sampler: Sampler) -> dict[str, Any]:
+    """Return the sampler's class name and arguments, for JSON."""
+    base = getattr(sampler, "base", None)
+    return {
+        "kind": type(sampler).__name__,
+        "settings": dict(sampler.settings()),
+        "base": None if base is None else _describe(base),
+    }
+
+
+def _as_code(description: Mapping[str, Any]) -> str:
+    """Return a described sampler as Python code, with ``...`` for its settings.
+
+    Samplers with the same code can restore each other's state.
+    """
+    base = description["base"]
+    below = "" if base is None else f", base={_as_code(base)}"
+    return f"{description['kind']}(...{below})"
+
+
+def _create_sampler(description: Mapping[str, Any], manifest: Path) -> Sampler:
+    kind = _SAMPLERS.get(description["kind"])
+    if kind is None:
+        raise StoreUnreadable(
+            f"{manifest} is of a store with a sampler {description['kind']!r} of your own; pass "
+            f"it: ReplayStore.load(directory, sampler={description['kind']}(...))"
+        )
+    settings = dict(description["settings"])
+    if description["base"] is not None:
+        settings["base"] = _create_sampler(description["base"], manifest)
+    try:
+        sampler: Sampler = kind(**settings)
+    except (TypeError, ValueError) as error:
+        raise StoreDamaged(
+            f"{manifest} was not written by a store: its sampler is "
+            f"{_as_code(description)} with {settings}, but {error}"
+        ) from error
+    return sampler

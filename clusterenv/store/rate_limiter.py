@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from clusterenv.data.checks import is_number, is_whole
-from clusterenv.errors import ConfigError, EmptyStore, RatioError
+import numpy as np
+import torch
+
+from clusterenv.data.checks import check_number, check_whole
+from clusterenv.errors import ConfigError, EmptyStore, RatioError, shown
+from clusterenv.store.samplers.recent import Recent
 
 if TYPE_CHECKING:
     from clusterenv.data.batch import Batch
     from clusterenv.store.replay import ReplayStore
+    from clusterenv.store.samplers.sampler import Sampler
 
-__all__ = ["RateLimiter", "Ratio"]
+__all__ = ["RateLimiter", "Ratio", "check_source"]
 
 
 @dataclass(frozen=True)
@@ -55,31 +59,17 @@ class Ratio:
     slack: float | None = None
 
     def __post_init__(self) -> None:
-        per_insert = self.samples_per_insert
-        if not is_number(per_insert):
-            raise ConfigError(
-                f"samples_per_insert={per_insert!r} is no number: Ratio(8), or ratio=8"
-            )
-        if not 0 < per_insert < math.inf:
-            raise ConfigError(
-                f"samples_per_insert={per_insert} would stop one side for good: "
-                "Ratio(8), or ratio=None for any number"
-            )
-        if not (is_whole(self.min_rows) and self.min_rows >= 1):
-            raise ConfigError(
-                f"min_rows={self.min_rows!r} is no number of rows, and a sample needs one row: "
-                "Ratio(8, 1000)"
-            )
+        right = "Ratio(8), or ratio=None for any number"
+        per_insert = check_number(
+            "samples_per_insert", self.samples_per_insert, right, above=0, most=1e300
+        )
+        check_whole("min_rows", self.min_rows, "Ratio(8, 1000)", least=1)
         least = max(1.0, per_insert)
-        if self.slack is not None and not is_number(self.slack):
+        right = f"Ratio({per_insert:g}, slack={8 * least:g})"
+        if self.slack is not None and check_number("slack", self.slack, right) < least:
             raise ConfigError(
-                f"slack={self.slack!r} is no number: Ratio({per_insert:g}, slack={8 * least:g})"
-            )
-        if self.slack is not None and not self.slack >= least:
-            raise ConfigError(
-                f"slack={self.slack} would stop both sides: one row more is {per_insert} samples "
-                f"more, so slack must be at least {least:g}: "
-                f"Ratio({per_insert:g}, slack={8 * least:g})"
+                f"slack={self.slack} would stop both sides: one row more is {per_insert:g} samples "
+                f"more, so slack must be at least {least:g}: {right}"
             )
 
     def check(self, capacity: int) -> None:
@@ -126,12 +116,17 @@ class Ratio:
 
 
 class RateLimiter:
-    """Enforces the ratio of a store of this capacity; ``None`` for no limit."""
+    """Enforces the ratio of a store of this capacity and sampler; ``None`` for no limit."""
 
-    def __init__(self, ratio: Ratio | float | None, capacity: int) -> None:
+    def __init__(self, ratio: Ratio | float | None, capacity: int, sampler: Sampler) -> None:
         self.ratio = ratio if ratio is None or isinstance(ratio, Ratio) else Ratio(ratio)
         if self.ratio is not None:
             self.ratio.check(capacity)
+            if isinstance(sampler, Recent):
+                raise ConfigError(
+                    f"Recent counts the uses of each batch itself, and leaves nothing to "
+                    f"{self.ratio}: ReplayStore(..., sampler=Recent(4, uses=2)), without ratio="
+                )
         self.batch_rows = 0
         """Rows of the largest batch so far; a batch that is refused now will come again."""
         self.sample_rows = 0
@@ -148,13 +143,7 @@ class RateLimiter:
         return self.ratio.may_add(rows, self.sample_rows, added=added, sampled=sampled)
 
     def may_sample(self, n: int, added: int, sampled: int) -> bool:
-        """Whether ``n`` rows may be sampled now.
-
-        Raises
-        ------
-        RatioError
-            If the slack is too small for the largest batch and this sample.
-        """
+        """Whether ``n`` rows may be sampled now; raise ``RatioError`` if the slack is too small."""
         if self.ratio is None:
             return True
         if self.batch_rows:
@@ -172,8 +161,7 @@ class RateLimiter:
 
     def check_sample(self, n: int, added: int, sampled: int) -> None:
         """Raise ``RatioError`` unless :meth:`may_sample`."""
-        if n > self.sample_rows:
-            self.sample_rows = n
+        self.sample_rows = max(self.sample_rows, n)
         if not self.may_sample(n, added, sampled):
             raise RatioError(
                 f"the learner is ahead: {added:,} rows were added and {sampled:,} sampled, "
@@ -186,18 +174,18 @@ class RateLimiter:
     ) -> Iterator[dict[str, Any]]:
         """Yield samples, and add batches meanwhile; see :meth:`ReplayStore.feed`."""
         self.sample_rows = max(self.sample_rows, n or 0)
-        batches = iter(source)
+        batches, postponed = iter(source), self.postponed
         must_wait = not store.may_sample(n or 1)  # a resumed store may allow samples already
         while True:
-            ready = len(self.postponed) + getattr(source, "ready", 1)  # without waiting
+            ready = len(postponed) + getattr(source, "ready", 1)  # without waiting
             while must_wait or (ready > 0 and store.may_add(self.batch_rows)):
-                batch = self._next(batches)
+                batch = postponed.popleft() if postponed else next(batches, None)
                 if batch is None:
                     return
                 try:
                     store.add(batch)
                 except RatioError:  # its size was not known before
-                    self.postponed.appendleft(batch)
+                    postponed.appendleft(batch)
                 ready -= 1
                 must_wait = not store.may_sample(n or 1)
             try:
@@ -207,8 +195,10 @@ class RateLimiter:
                 continue
             yield sample
 
-    def _next(self, batches: Iterator[Batch]) -> Batch | None:
-        try:
-            return self.postponed.popleft()
-        except IndexError:
-            return next(batches, None)
+
+def check_source(source: Any) -> None:
+    """Raise ``ConfigError`` unless this can be a source of batches."""
+    if not isinstance(source, Iterable) or isinstance(source, (np.ndarray, torch.Tensor)):
+        raise ConfigError(
+            f"feed() takes a Collector, or batches, got {shown(source)}: store.feed(collector, 256)"
+        )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import torch
@@ -16,17 +14,12 @@ import torch
 from clusterenv.data.batch import Batch
 from clusterenv.data.checks import check_flag, check_instance, check_path, check_whole
 from clusterenv.data.processes import hold_at_fork
-from clusterenv.errors import ClosedError, ConfigError, EmptyStore, shown
+from clusterenv.errors import ClosedError, ConfigError, EmptyStore
 from clusterenv.store import persistence
-from clusterenv.store.journal.journal import Journal
-from clusterenv.store.journal.manifest_file import MANIFEST, as_json
-from clusterenv.store.journal.snapshot import Snapshot, open_snapshot
-from clusterenv.store.rate_limiter import RateLimiter, Ratio
+from clusterenv.store.journal.snapshot import open_snapshot
+from clusterenv.store.rate_limiter import RateLimiter, Ratio, check_source
 from clusterenv.store.replay_buffer import ReplayBuffer, ReplayStats, check_priorities
-from clusterenv.store.samplers.recent import Recent
-from clusterenv.store.samplers.registry import create_sampler
-from clusterenv.store.samplers.sampler import Sampler, check_sampler
-from clusterenv.store.samplers.uniform import Uniform
+from clusterenv.store.samplers.sampler import Sampler, Uniform, check_sampler
 from clusterenv.store.table.schema import schema_of_arrow
 from clusterenv.store.table.stacks import Stack
 
@@ -93,14 +86,8 @@ class ReplayStore:
         directory, journal = persistence.check_paths(directory, journal)
         self.capacity = check_whole("capacity", capacity, "ReplayStore(100_000)", least=1)
         self._max_sample = max(self.capacity, _MAX_SAMPLE)
-        self.sampler: Sampler = Uniform() if sampler is None else sampler
-        check_sampler(self.sampler)
-        self._limiter = RateLimiter(ratio, self.capacity)
-        if self.ratio is not None and isinstance(self.sampler, Recent):
-            raise ConfigError(
-                f"Recent counts the uses of each batch itself, and leaves nothing to "
-                f"{self.ratio}: ReplayStore(..., sampler=Recent(4, uses=2)), without ratio="
-            )
+        self.sampler = check_sampler(Uniform() if sampler is None else sampler)
+        self._limiter = RateLimiter(ratio, self.capacity, self.sampler)
         self._lock = threading.RLock()
         hold_at_fork(self._lock)
         self.note: Mapping[str, Any] = {}
@@ -108,18 +95,13 @@ class ReplayStore:
         self.closed = False
         self._journal: persistence.StoreJournal | None = None
         self._buffer = ReplayBuffer(self.capacity, self.sampler, directory, stack, side, seed)
-        opened: Journal | None = None
         try:
             if schema is not None:
                 self._buffer.allocate(schema_of_arrow(schema))
             if journal is not None:
-                opened = Journal(journal, stack=self._buffer.stack)
-                persistence.check_journal(opened, self._buffer)
-                self._restore(Snapshot.of(opened.directory, opened.manifest))
-                self._journal = persistence.StoreJournal(opened)
+                self._journal = persistence.StoreJournal(journal, self._buffer, self._add)
+                self.note = self._journal.journal.manifest.note
         except BaseException:
-            if opened is not None:
-                opened.close()
             self.close()
             raise
 
@@ -146,8 +128,6 @@ class ReplayStore:
         with self._lock:
             return self._buffer.stats
 
-    # Rows in
-
     def add(self, batch: Batch) -> None:
         """Copy a batch into the store, and write it to the journal if there is one.
 
@@ -167,20 +147,17 @@ class ReplayStore:
         check_instance("batch", batch, Batch, "store.add(next(iter(collector)))")
         with self._lock:
             self._check_open(writing=True)
-            self._add(batch)
+            self._add(batch, limited=True)
 
-    def _add(self, batch: Batch, limited: bool = True) -> None:
+    def _add(self, batch: Batch, limited: bool = False) -> None:
         buffer, limiter, rows = self._buffer, self._limiter, batch.num_rows
         admitted = buffer.check(batch)
-        if rows > limiter.batch_rows:
-            limiter.batch_rows = rows
+        limiter.batch_rows = max(limiter.batch_rows, rows)
         if limited:
             limiter.check_add(rows, buffer.added, buffer.sampled)
         buffer.add(batch, admitted)
         if self._journal is not None:
             self._journal.append(batch)
-
-    # Rows out
 
     def sample(
         self, n: int | None = None, *, columns: Iterable[str] = (), tensors: bool = False
@@ -208,10 +185,8 @@ class ReplayStore:
         RatioError
             If the learner is too far ahead; add a batch first.
         """
-        if n is not None and not (type(n) is int and 0 < n <= self._max_sample):
-            n = self._check_n(n)
-        if tensors is not False:
-            tensors = check_flag("tensors", tensors, "sample(256, tensors=True)")
+        n = None if n is None else self._check_n(n)
+        tensors = check_flag("tensors", tensors, "sample(256, tensors=True)")
         with self._lock:
             self._check_open()
             buffer, limiter = self._buffer, self._limiter
@@ -238,20 +213,14 @@ class ReplayStore:
             self._check_open()
             self._buffer.update_priorities(rows, values)
 
-    # Rate limiting
-
     def may_sample(self, n: int) -> bool:
         """Whether there are rows, and the ratio allows sampling ``n`` of them now."""
-        if not (type(n) is int and 0 < n <= self._max_sample):
-            n = self._check_n(n)
-        if self.ratio is None:
-            return len(self) > 0
-        return self._limiter.may_sample(n, self._buffer.added, self._buffer.sampled)
+        buffer, n = self._buffer, self._check_n(n)
+        return self._limiter.may_sample(n, buffer.added, buffer.sampled) and len(self) > 0
 
     def may_add(self, rows: int) -> bool:
         """Whether the ratio allows adding a batch of ``rows`` rows now."""
-        if not (type(rows) is int and rows >= 0):
-            rows = check_whole("rows", rows, "store.may_add(batch.num_rows)")
+        rows = check_whole("rows", rows, "store.may_add(batch.num_rows)")
         return self._limiter.may_add(rows, self._buffer.added, self._buffer.sampled)
 
     def feed(
@@ -276,15 +245,8 @@ class ReplayStore:
         RatioError
             If the slack of the ratio is too small for these batches and samples.
         """
-        if not isinstance(source, Iterable) or isinstance(source, (np.ndarray, torch.Tensor)):
-            raise ConfigError(
-                f"feed() takes a Collector, or batches, got {shown(source)}: "
-                "store.feed(collector, 256)"
-            )
-        n = None if n is None else self._check_n(n)
-        return self._limiter.feed(self, source, n, options)
-
-    # On disk
+        check_source(source)
+        return self._limiter.feed(self, source, None if n is None else self._check_n(n), options)
 
     def commit(self, **note: Any) -> None:
         """Commit all rows to the journal, with priorities, random state and ``note``.
@@ -301,23 +263,17 @@ class ReplayStore:
             self._check_open(writing=True)
             if self._journal is None:
                 raise ConfigError("this store keeps no journal: ReplayStore(..., journal='replay')")
-            note = note or dict(self.note)
-            as_json(note, "a note")
-            self._journal.commit(self._buffer, note)
-            self.note = note
+            self._journal.commit(note or self.note)
+            self.note = self._journal.journal.manifest.note
 
     def save(self, directory: str | Path) -> None:
         """Write everything to a directory; its previous contents stay valid until then."""
         with self._lock:
             self._check_open()
-            target = check_path("directory", directory, "store.save('replay')")
-            if self._journal is not None and self._journal.is_in(target):
+            path = check_path("directory", directory, "store.save('replay')")
+            if self._journal is not None and self._journal.is_in(path):
                 raise ConfigError(f"{directory} is this store's journal: store.commit()")
-            journal = Journal(target, stack=self._buffer.stack)
-            try:
-                persistence.write_all(journal, self._buffer, self.note)
-            finally:
-                journal.close()
+            persistence.save(path, self._buffer, self.note)
 
     @classmethod
     def load(
@@ -353,19 +309,14 @@ class ReplayStore:
         path = check_path("directory", directory, "ReplayStore.load('replay')")
         check_flag("skip_damaged", skip_damaged, "ReplayStore.load('replay', skip_damaged=True)")
         snapshot = open_snapshot(path)
-        arguments = persistence.saved_options(snapshot)
-        if capacity is not None:
-            arguments["capacity"] = capacity
-        if sampler is None and snapshot.manifest.store:
-            sampler = create_sampler(snapshot.manifest.store["sampler"], path / MANIFEST)
-        store = cls(sampler=sampler, **{**arguments, **options})
+        store = cls(**{**persistence.saved_options(snapshot, capacity, sampler), **options})
+        seeded = options.get("seed") is not None
         try:
-            store._restore(snapshot, skip_damaged)
+            persistence.restore(snapshot, store._buffer, store._add, skip_damaged, not seeded)
         except BaseException:
             store.close()
             raise
-        if options.get("seed") is not None:
-            store._buffer.rng = np.random.default_rng(options["seed"])
+        store.note = snapshot.note
         return store
 
     def close(self) -> None:
@@ -384,17 +335,14 @@ class ReplayStore:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _restore(self, snapshot: Snapshot, skip_damaged: bool = False) -> None:
-        add = functools.partial(self._add, limited=False)  # the ratio applies to new rows only
-        persistence.restore(snapshot, self._buffer, add, skip_damaged)
-        self.note = snapshot.note
-
     def _check_n(self, n: Any) -> int:
+        if type(n) is int and 0 < n <= self._max_sample:  # the common case
+            return n
         return check_whole("n", n, "store.sample(256)", least=1, most=self._max_sample)
 
     def _check_open(self, writing: bool = False) -> None:
         if self.closed:
             raise ClosedError("this ReplayStore is closed; make a new one")
-        self._buffer.check_process()
+        self._buffer.storage.check_process()
         if writing and self._journal is not None:
             self._journal.journal.check_process()

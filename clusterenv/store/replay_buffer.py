@@ -12,14 +12,12 @@ import numpy.typing as npt
 import torch
 
 from clusterenv.data.batch import Batch
-from clusterenv.data.checks import check_names, is_number
+from clusterenv.data.checks import check_names, check_number
 from clusterenv.errors import ConfigError, EmptyStore, shown
 from clusterenv.store.samplers.sampler import Sampler
-from clusterenv.store.table.admission import Admission, Admitted
-from clusterenv.store.table.arrays import bytes_needed
 from clusterenv.store.table.continuation import Continuations
-from clusterenv.store.table.ring import Ring
-from clusterenv.store.table.schema import TableSchema, schema_of
+from clusterenv.store.table.ring import Ring, bytes_needed
+from clusterenv.store.table.schema import Admission, Admitted, TableSchema, schema_of
 from clusterenv.store.table.stacks import Stack
 from clusterenv.store.table.storage import FileStorage, MemoryStorage
 
@@ -50,9 +48,9 @@ class ReplayStats:
 
 
 class ReplayBuffer:
-    """Rows and their sampler; the columns are allocated when they are known.
+    """Rows and their sampler, with the arguments of :class:`ReplayStore`.
 
-    The parameters are those of :class:`ReplayStore`.
+    The columns are allocated when they are known.
     """
 
     def __init__(
@@ -64,20 +62,21 @@ class ReplayBuffer:
         side: float = 0.1,
         seed: int | None = None,
     ) -> None:
-        if not (is_number(side) and 0 < side <= 1):
-            raise ConfigError(
-                f"side={shown(side)} is not between 0 and 1: ReplayStore(..., side=0.1)"
-            )
         self.capacity = capacity
         self.sampler = sampler
-        self.side = float(side)
+        self.side = check_number("side", side, "ReplayStore(..., side=0.1)", above=0, most=1)
         self.stack = stack if stack is None or isinstance(stack, Stack) else Stack(stack)
-        self.rng = _generator(seed)
+        try:
+            self.rng = np.random.default_rng(seed)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"seed={seed!r} is no whole number from 0 on ({error}): ReplayStore(..., seed=1)"
+            ) from error
         self.sampled = 0
         """Rows sampled so far."""
         self.ring: Ring | None = None
         """The rows; ``None`` until the columns are known."""
-        self._storage = MemoryStorage() if directory is None else FileStorage(directory)
+        self.storage = MemoryStorage() if directory is None else FileStorage(directory)
 
     def __len__(self) -> int:
         return 0 if self.ring is None else len(self.ring)
@@ -103,15 +102,8 @@ class ReplayBuffer:
             newest_version=max(versions, default=0),
         )
 
-    def check_process(self) -> None:
-        """Raise ``WrongProcess`` in a fork that shares the files of its parent."""
-        self._storage.check_process()
-
     def allocate(self, schema: TableSchema) -> Ring:
-        """Allocate columns and attach the sampler.
-
-        Raises ``StoreTooLarge`` if columns and sampler do not fit.
-        """
+        """Allocate columns and attach the sampler, or raise ``StoreTooLarge``."""
 
         def columns_bytes(capacity: int) -> int:
             return bytes_needed(schema, capacity, self._side_slots(capacity), self.stack)
@@ -120,8 +112,8 @@ class ReplayBuffer:
             found = getattr(self.sampler, "bytes_needed", None)  # optional in custom samplers
             return 0 if found is None else int(found(capacity))
 
-        self._storage.check(columns_bytes, sampler_bytes, self.capacity)
-        side, allocate = self._side_slots(self.capacity), self._storage.allocate
+        self.storage.check(columns_bytes, sampler_bytes, self.capacity)
+        side, allocate = self._side_slots(self.capacity), self.storage.allocate
         ring = Ring(schema, self.capacity, side, allocate, self.stack)
         self.sampler.attach(ring)
         self.ring = ring
@@ -189,19 +181,10 @@ class ReplayBuffer:
         if self.ring is not None:
             self.ring.release()
         self.ring = None
-        self._storage.close()
+        self.storage.close()
 
     def _side_slots(self, capacity: int) -> int:
         return max(round(self.side * capacity), min(capacity, _MIN_SIDE))
-
-
-def _generator(seed: Any) -> np.random.Generator:
-    try:
-        return np.random.default_rng(seed)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"seed={seed!r} is no whole number from 0 on ({error}): ReplayStore(..., seed=1)"
-        ) from error
 
 
 def check_priorities(
@@ -218,7 +201,6 @@ def check_priorities(
 
 
 def _array(name: str, values: Numbers) -> npt.NDArray[Any]:
-    """Return numbers as an array."""
     try:
         given = values.detach().cpu() if isinstance(values, torch.Tensor) else values
         array = np.asarray(given)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -30,28 +30,6 @@ class RolloutStats:
     dropped_rows: int = 0
     """Dropped because of ``max_lag``."""
     dropped_batches: int = 0
-
-
-@dataclass(frozen=True)
-class _Fragment:
-    """The arrays of a batch, as views of the received memory."""
-
-    source: tuple[int, int, int]  # run, shard, incarnation
-    horizon: int
-    num_envs: int
-    columns: Mapping[str, Array]
-    tail_rows: Array
-    tail: Mapping[str, Array]
-    state: Mapping[str, Array]
-
-    def layout(self) -> dict[str, str]:
-        """Return what must be equal in all fragments of a rollout, by name."""
-        layout = {"horizon": str(self.horizon)}
-        parts = {"column": (self.columns, 2), "tail": (self.tail, 1), "state": (self.state, 1)}
-        for part, (arrays, axes) in parts.items():
-            for name, array in arrays.items():
-                layout[f"{part} {name!r}"] = f"{array.dtype} {array.shape[axes:]}"
-        return layout
 
 
 class RolloutStore:
@@ -92,14 +70,14 @@ class RolloutStore:
         check_choice("stale", stale, ("refuse", "count"), right)
         self.max_lag = max_lag
         self.stale = stale
-        self._fragments: list[_Fragment] = []
+        self._batches: list[Batch] = []
         self._stats = RolloutStats()
         self._buffers = BufferPool()
 
     @property
     def rows(self) -> int:
         """Rows that the next :meth:`take` returns."""
-        return sum(fragment.horizon * fragment.num_envs for fragment in self._fragments)
+        return sum(batch.num_rows for batch in self._batches)
 
     @property
     def stats(self) -> RolloutStats:
@@ -138,8 +116,7 @@ class RolloutStore:
         if lag < 0:
             raise ConfigError(
                 f"the batch was acted by version {batch.policy_version}, but newest_version="
-                f"{newest_version}; pass what the last publish returned: "
-                "store.add(batch, newest_version=collector.publish(policy))"
+                f"{newest_version}; pass what the last publish returned: {right}"
             )
         if self.max_lag is not None and lag > self.max_lag:
             if self.stale == "refuse":
@@ -151,18 +128,10 @@ class RolloutStore:
                 )
             self._count(dropped_rows=batch.num_rows, dropped_batches=1)
             return False
-        fragment = _Fragment(
-            source=(batch.run, batch.shard, batch.incarnation),
-            horizon=batch.horizon,
-            num_envs=batch.num_envs,
-            columns={name: batch[name] for name in batch.names},
-            tail_rows=batch.tail_rows,
-            tail=batch.tail,
-            state=batch.state,
-        )
-        if self._fragments:
-            _check_alike(self._fragments[0].layout(), fragment.layout(), batch.shard)
-        self._fragments.append(fragment)
+        layout = _layout(batch)
+        if self._batches:
+            _check_alike(_layout(self._batches[0]), layout, batch.shard)
+        self._batches.append(batch)
         self._count(accepted_rows=batch.num_rows)
         return True
 
@@ -177,25 +146,37 @@ class RolloutStore:
         EmptyStore
             If nothing was added since the last call.
         """
-        if not self._fragments:
+        if not self._batches:
             raise EmptyStore(
                 "the store holds no rows; add a batch before taking: "
                 "store.add(batch, newest_version=version); rollout = store.take()"
             )
-        fragments = sorted(self._fragments, key=lambda fragment: fragment.source)
+        batches = sorted(self._batches, key=lambda b: (b.run, b.shard, b.incarnation))
+        columns = [{name: batch[name] for name in batch.names} for batch in batches]
         rollout = Rollout(
-            columns=_joined(fragments, lambda fragment: fragment.columns, 1, self._buffers),
-            tail_rows=_joined_tail_rows(fragments),
-            tail=_joined(fragments, lambda fragment: fragment.tail, 0, self._buffers),
-            state=_joined(fragments, lambda fragment: fragment.state, 0, self._buffers),
+            columns=_joined(columns, 1, self._buffers),
+            tail_rows=_joined_tail_rows(batches),
+            tail=_joined([batch.tail for batch in batches], 0, self._buffers),
+            state=_joined([batch.state for batch in batches], 0, self._buffers),
         )
         self._count(taken_rows=self.rows)
-        self._fragments = []
+        self._batches = []
         return rollout
 
     def _count(self, **more: int) -> None:
         counted = {name: getattr(self._stats, name) + n for name, n in more.items()}
         self._stats = replace(self._stats, **counted)
+
+
+def _layout(batch: Batch) -> dict[str, str]:
+    """Return what must be equal in all batches of a rollout, by name."""
+    layout = {"horizon": str(batch.horizon)}
+    columns = {name: batch[name] for name in batch.names}
+    parts = {"column": (columns, 2), "tail": (batch.tail, 1), "state": (batch.state, 1)}
+    for part, (arrays, axes) in parts.items():
+        for name, array in arrays.items():
+            layout[f"{part} {name!r}"] = f"{array.dtype} {array.shape[axes:]}"
+    return layout
 
 
 def _check_alike(expected: Mapping[str, str], got: Mapping[str, str], shard: int) -> None:
@@ -209,26 +190,23 @@ def _check_alike(expected: Mapping[str, str], got: Mapping[str, str], shard: int
 
 
 def _joined(
-    fragments: list[_Fragment],
-    part: Callable[[_Fragment], Mapping[str, Array]],
-    axis: int,
-    buffers: BufferPool,
+    parts: list[dict[str, Array]], axis: int, buffers: BufferPool
 ) -> dict[str, torch.Tensor]:
-    """Join the arrays of all fragments: the only copy between socket and learner."""
+    """Join the arrays of all batches: the only copy between socket and learner."""
     joined = {}
-    for name, first in part(fragments[0]).items():
-        arrays = [part(fragment)[name] for fragment in fragments]
+    for name, first in parts[0].items():
+        arrays = [part[name] for part in parts]
         length = sum(array.shape[axis] for array in arrays)
         out = buffers.empty((*first.shape[:axis], length, *first.shape[axis + 1 :]), first.dtype)
         joined[name] = torch.from_numpy(np.concatenate(arrays, axis, out=out))
     return joined
 
 
-def _joined_tail_rows(fragments: list[_Fragment]) -> torch.Tensor:
-    total = sum(fragment.num_envs for fragment in fragments)
+def _joined_tail_rows(batches: list[Batch]) -> torch.Tensor:
+    total = sum(batch.num_envs for batch in batches)
     joined, offset = [], 0
-    for fragment in fragments:
-        time, env = np.divmod(fragment.tail_rows, fragment.num_envs)
+    for batch in batches:
+        time, env = np.divmod(batch.tail_rows, batch.num_envs)
         joined.append(time * total + offset + env)
-        offset += fragment.num_envs
+        offset += batch.num_envs
     return torch.from_numpy(np.concatenate(joined).astype(np.int64, copy=False))

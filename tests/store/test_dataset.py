@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 import clusterenv
 from clusterenv import errors
-from clusterenv.store import Journal, Stack
+from clusterenv.store import Journal, Stack, open_snapshot
 from clusterenv.store.dataset import episodes
 
 KEY = ("run", "shard", "incarnation", "env", "episode", "step")
@@ -126,7 +126,7 @@ def test_whole_episodes_come_back_with_their_final_observation(
     fleet.restart(0)
     rows += written(fleet, tmp_path, 20)
     wanted = whole(rows)
-    found = list(episodes(tmp_path))
+    found = list(episodes(open_snapshot(tmp_path)))
     assert len(found) == len(wanted) > 20
     for episode, track in zip(found, wanted, strict=True):
         last = track[-1]

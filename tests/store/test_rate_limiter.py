@@ -13,7 +13,7 @@ from batches import Fleet, changed, fill
 
 from clusterenv import Batch
 from clusterenv.errors import ConfigError, EmptyStore, RatioError, SchemaMismatch
-from clusterenv.store import Ratio, ReplayStore, Sequences
+from clusterenv.store import Ratio, ReplayStore, Sequences, Uniform
 from clusterenv.store.rate_limiter import RateLimiter
 
 
@@ -102,17 +102,41 @@ def test_rows_that_cannot_be_drawn_yet_do_not_stop_collection() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"samples_per_insert": 0}, r"samples_per_insert=0 .*Ratio\(8\)"),
-        ({"samples_per_insert": -1}, r"samples_per_insert=-1 .*Ratio\(8\)"),
-        ({"samples_per_insert": float("nan")}, r"samples_per_insert=nan .*Ratio\(8\)"),
-        ({"samples_per_insert": float("inf")}, r"samples_per_insert=inf .*ratio=None"),
-        ({"samples_per_insert": "x"}, r"samples_per_insert='x' is no number: Ratio\(8\)"),
-        ({"samples_per_insert": None}, r"samples_per_insert=None is no number: Ratio\(8\)"),
-        ({"samples_per_insert": 8, "min_rows": "1000"}, r"min_rows='1000' .*Ratio\(8, 1000\)"),
-        ({"samples_per_insert": 8, "slack": "64"}, r"slack='64' .*Ratio\(8, slack=64\)"),
-        ({"samples_per_insert": 8, "min_rows": 0}, r"min_rows=0.*Ratio\(8, 1000\)"),
+        ({"samples_per_insert": 0}, r"samples_per_insert must be a number, .*got 0: .*Ratio\(8\)"),
+        (
+            {"samples_per_insert": -1},
+            r"samples_per_insert must be a number, .*got -1: .*Ratio\(8\)",
+        ),
+        (
+            {"samples_per_insert": float("nan")},
+            r"samples_per_insert must be a number, .*got nan: .*Ratio\(8\)",
+        ),
+        (
+            {"samples_per_insert": float("inf")},
+            r"samples_per_insert must be a number, .*got inf: .*ratio=None",
+        ),
+        (
+            {"samples_per_insert": "x"},
+            r"samples_per_insert must be a number, .*got 'x': .*Ratio\(8\)",
+        ),
+        (
+            {"samples_per_insert": None},
+            r"samples_per_insert must be a number, .*got None: .*Ratio\(8\)",
+        ),
+        (
+            {"samples_per_insert": 8, "min_rows": "1000"},
+            r"min_rows must be an integer, .*got '1000': Ratio\(8, 1000\)",
+        ),
+        (
+            {"samples_per_insert": 8, "slack": "64"},
+            r"slack must be a number, got '64': Ratio\(8, slack=64\)",
+        ),
+        (
+            {"samples_per_insert": 8, "min_rows": 0},
+            r"min_rows must be an integer, .*got 0: Ratio\(8, 1000\)",
+        ),
         ({"samples_per_insert": 8, "slack": 4}, r"slack=4 would stop both sides.*slack=64\)"),
-        ({"samples_per_insert": 8, "slack": float("nan")}, r"slack=nan would stop both sides"),
+        ({"samples_per_insert": 8, "slack": float("nan")}, "slack must be a number, got nan"),
         ({"samples_per_insert": 0.5, "slack": 0.5}, r"at least 1: Ratio\(0\.5, slack=8\)"),
     ],
 )
@@ -326,13 +350,13 @@ def test_a_batch_that_is_refused_says_nothing_of_the_sizes_that_come() -> None:
 
 
 def test_without_a_ratio_nothing_is_limited() -> None:
-    limiter = RateLimiter(None, 100)
+    limiter = RateLimiter(None, 100, Uniform())
     limiter.check_sample(10**6, added=0, sampled=0)
     limiter.check_add(10**6, added=0, sampled=0)
 
 
 def test_a_limiter_says_which_side_is_ahead() -> None:
-    limiter = RateLimiter(2, 100)
+    limiter = RateLimiter(2, 100, Uniform())
     limiter.batch_rows = 10
     limiter.check_add(10, added=0, sampled=0)
     limiter.check_sample(8, added=10, sampled=0)
@@ -343,7 +367,7 @@ def test_a_limiter_says_which_side_is_ahead() -> None:
 
 
 def test_collection_is_not_limited_while_the_sampler_finds_nothing() -> None:
-    limiter = RateLimiter(2, 100)
+    limiter = RateLimiter(2, 100, Uniform())
     assert limiter.may_add(10, added=90, sampled=0)  # no sample yet
     limiter.check_sample(1, added=1, sampled=0)
     assert not limiter.may_add(10, added=90, sampled=0)

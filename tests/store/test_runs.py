@@ -19,7 +19,7 @@ from worlds import Labelled
 import clusterenv
 from clusterenv import Batch
 from clusterenv.data.seeds import new_run_id
-from clusterenv.store import Journal, NStep, ReplayStore, Uniform
+from clusterenv.store import Journal, NStep, ReplayStore, Uniform, open_snapshot
 from clusterenv.store.dataset import episodes
 
 NAME = ["run", "shard", "incarnation", "env", "episode", "step"]
@@ -145,7 +145,7 @@ def test_a_journal_of_two_runs_has_one_name_for_each_row_and_whole_episodes(tmp_
     following = np.array([row.after for row in rows], np.float32)
     np.testing.assert_array_equal(np.stack(frame["next_obs"].to_list()), following)
     ends = [row for row in rows if row.terminated or row.truncated]
-    found = list(episodes(tmp_path))
+    found = list(episodes(open_snapshot(tmp_path)))
     assert [tuple(episode.observations["obs"][-1]) for episode in found] == [r.after for r in ends]
     assert all((np.diff(episode.observations["obs"][:, -1]) == 1).all() for episode in found)
 

@@ -24,10 +24,12 @@ from clusterenv.data.batch import Batch
 from clusterenv.data.checks import check_flag, check_instance, check_path, check_whole
 from clusterenv.errors import ClosedError, ConfigError, SchemaMismatch, StoreNotWritten, shown
 from clusterenv.store.files import DirectoryLock, create
-from clusterenv.store.journal.manifest import Manifest, Segment, check_block
-from clusterenv.store.journal.manifest_file import (
+from clusterenv.store.journal.manifest import (
     MANIFEST,
+    Segment,
+    StoreManifest,
     as_json,
+    check_block,
     read_manifest,
     row_files,
     write_manifest,
@@ -36,8 +38,6 @@ from clusterenv.store.journal.record_batch import to_record_batch
 from clusterenv.store.table.stacks import Stack
 
 __all__ = ["Journal"]
-
-_KINDS = ("rows", "state")
 
 
 class _SegmentWriter:
@@ -55,9 +55,7 @@ class _SegmentWriter:
             self.discard()
             raise
 
-    # The file interface for pyarrow
-
-    closed = False
+    closed = False  # pyarrow uses this object as a file: write, tell, flush and close
 
     def write(self, data: Any) -> int:
         self._crc = zlib.crc32(data, self._crc)
@@ -72,20 +70,19 @@ class _SegmentWriter:
     def close(self) -> None:
         """Do nothing: :meth:`seal` closes the file."""
 
-    # The interface for the journal
-
     def add(self, batch: pa.RecordBatch) -> None:
         self._arrow.write_batch(batch)
 
-    def seal(self) -> tuple[int, int]:
-        """Sync the file to disk and rename it; return its size and checksum."""
+    def seal(self, blocks: tuple[tuple[int, int, int], ...] = ()) -> Segment:
+        """Sync the file to disk and rename it."""
         self._arrow.close()
         self._file.flush()
         os.fsync(self._file.fileno())
         nbytes = self._file.tell()
         self._file.close()
         self._part.rename(self.path)
-        return nbytes, self._crc
+        rows = sum(rows for rows, _, _ in blocks)
+        return Segment(self.path.name, rows, nbytes, self._crc, blocks)
 
     def discard(self) -> None:
         with contextlib.suppress(OSError):
@@ -136,23 +133,21 @@ class Journal:
             self._lock.release()
             raise
         self._remove_strays()
-        files = [path for kind in _KINDS for path in self._files(kind)]
-        numbers = [int(path.name.split("-")[1].split(".")[0]) for path in files]
+        numbers = [int(path.name.split("-")[1].split(".")[0]) for path in self._files()]
         self._serial = 1 + max(numbers, default=-1)
 
-    def _begin(self) -> Manifest:
+    def _begin(self) -> StoreManifest:
         if os.path.lexists(self.directory / MANIFEST) or row_files(self.directory):
             manifest = read_manifest(self.directory)
-            kept = manifest.stack
-            if (manifest.segments or manifest.store) and kept != self._stack:
+            if (manifest.segments or manifest.store) and manifest.stack != self._stack:
                 raise SchemaMismatch(
-                    f"{self.directory} was begun with stack={kept}, not {self._stack}; go on with "
-                    "that, or choose another directory"
+                    f"{self.directory} was begun with stack={manifest.stack}, not {self._stack}; "
+                    "go on with that, or choose another directory"
                 )
             return manifest
         # Written before any row: a killed process never leaves rows without a manifest.
         with self._writing():
-            self.manifest = Manifest()
+            self.manifest = StoreManifest()
             write_manifest(self.directory, self.manifest)
         return self.manifest
 
@@ -251,7 +246,7 @@ class Journal:
                 total = sum(segment.rows for segment in segments)
                 while segments and total - segments[0].rows >= keep:
                     total -= segments.pop(0).rows
-            new = Manifest(
+            new = StoreManifest(
                 end,
                 tuple(segments),
                 self._stack,
@@ -304,35 +299,32 @@ class Journal:
     def _seal(self) -> None:
         if self._open is None:
             return
-        file, blocks = self._open, tuple(self._blocks)
-        nbytes, crc = file.seal()
+        segment = self._open.seal(tuple(self._blocks))
         self._open, self._blocks = None, []
-        rows = sum(block[0] for block in blocks)
-        self._sealed.append(Segment(file.path.name, rows, nbytes, crc, blocks))
+        self._sealed.append(segment)
 
     def _write_state(self, state: Mapping[str, npt.NDArray[Any]]) -> Segment:
         # One row that holds whole arrays of any length, dtype and shape.
         first = np.zeros(1, np.int64)
-        parts = [
-            to_sparse(name, first, np.asarray(values)[None], 1) for name, values in state.items()
-        ]
+        parts = [to_sparse(name, first, values[None], 1) for name, values in state.items()]
         fields, arrays = zip(*parts, strict=True)
         schema = pa.schema(fields)
         file = _SegmentWriter(self._new_file("state"), schema)
         try:
             file.add(pa.record_batch(list(arrays), schema=schema))
-            nbytes, crc = file.seal()
+            return file.seal()
         except BaseException:
             file.discard()
             raise
-        return Segment(file.path.name, 0, nbytes, crc, ())
 
     def _new_file(self, kind: str) -> Path:
         self._serial += 1
         return self.directory / f"{kind}-{self._serial - 1:08d}.arrow"
 
-    def _files(self, kind: str) -> Iterator[Path]:
-        return self.directory.glob(f"{kind}-{'[0-9]' * 8}.arrow*")
+    def _files(self) -> list[Path]:
+        """Return the files of rows and states, committed or not, finished or not."""
+        pattern = f"-{'[0-9]' * 8}.arrow*"
+        return [*self.directory.glob(f"rows{pattern}"), *self.directory.glob(f"state{pattern}")]
 
     def _remove_strays(self) -> None:
         kept = {segment.file for segment in (*self.manifest.segments, *self._sealed)}
@@ -340,7 +332,7 @@ class Journal:
             kept.add(self.manifest.state.file)
         if self._open is not None:
             kept.add(f"{self._open.path.name}.part")
-        for path in [path for kind in _KINDS for path in self._files(kind)]:
+        for path in self._files():
             if path.name not in kept:
                 with contextlib.suppress(OSError):  # the next commit tries again
                     path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The contents of a manifest, and their validation.
+"""``manifest.json``, which names the committed files of a directory and holds a store's state.
 
 A forged manifest can have a valid checksum, so all values are checked when it is read. They are
 checked before writing too: what is written must be readable later.
@@ -6,20 +6,40 @@ checked before writing too: what is written must be readable later.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import json
+import os
 import re
 import reprlib
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from clusterenv.data.checks import is_number, is_whole
-from clusterenv.errors import ConfigError
+from clusterenv.errors import ConfigError, StoreDamaged, StoreUnreadable
+from clusterenv.store.files import create, read_file
 from clusterenv.store.table.stacks import Stack
 
-__all__ = ["Manifest", "Segment", "check_block", "generator_of", "parse"]
+__all__ = [
+    "FORMAT",
+    "MANIFEST",
+    "Segment",
+    "StoreManifest",
+    "as_json",
+    "check_block",
+    "generator_of",
+    "read_manifest",
+    "row_files",
+    "write_manifest",
+]
 
+FORMAT = 3
+MANIFEST = "manifest.json"
 _MAX = 2**62  # row numbers are int64, and are added to each other
 _DEPTH = 8  # nested samplers
 _GENERATORS = {kind.__name__: kind for kind in (np.random.PCG64, np.random.PCG64DXSM)}
@@ -51,11 +71,8 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Manifest:
-    """The committed files of a directory, and the state of the store.
-
-    Raises ``ConfigError`` if a value is invalid.
-    """
+class StoreManifest:
+    """The committed files and a store's state; raise ``ConfigError`` if a value is invalid."""
 
     end: int = 0
     """Rows ever written, including removed ones."""
@@ -91,24 +108,20 @@ class Manifest:
         return sum(segment.rows for segment in self.segments)
 
 
-def parse(found: Any) -> Manifest:
-    """Return the manifest of decoded JSON.
-
-    Raises ``ConfigError`` if it is not a manifest; the message names the value.
-    """
+def _parse(found: Any) -> StoreManifest:
+    """Return the manifest of decoded JSON; raise ``ConfigError`` that names an invalid value."""
     _check_keys("it", found, "end", "segments", "stack", "store", "state", "note")
-    raw, state = found["segments"], found["state"]
-    if not isinstance(raw, list):
-        raise _invalid("segments", raw, "a list")
-    segments = (_segment(f"segments[{at}]", segment) for at, segment in enumerate(raw))
-    return Manifest(
-        found["end"],
-        tuple(segments),
-        _stack(found["stack"]),
-        found["store"],
-        None if state is None else _segment("state", state),
-        found["note"],
-    )
+    segments, stack, state = found["segments"], found["stack"], found["state"]
+    if not isinstance(segments, list):
+        raise _invalid("segments", segments, "a list")
+    if stack is not None:
+        _check_keys("stack", stack, "size", "axis", "only")
+    parts = {
+        "segments": tuple(_segment(f"segments[{at}]", raw) for at, raw in enumerate(segments)),
+        "stack": None if stack is None else Stack(**stack),
+        "state": None if state is None else _segment("state", state),
+    }
+    return StoreManifest(**{**found, **parts})
 
 
 def check_block(block: Any) -> None:
@@ -122,10 +135,7 @@ def check_block(block: Any) -> None:
 
 
 def generator_of(random: Any) -> np.random.Generator:
-    """Return a generator with this state.
-
-    Raises ``ConfigError`` if it is not the state of a generator.
-    """
+    """Return a generator with this state, or raise ``ConfigError``."""
     try:
         bits = _GENERATORS[random["bit_generator"]]()
         bits.state = random
@@ -143,18 +153,6 @@ def _segment(place: str, raw: Any) -> Segment:
         return Segment(**{**raw, "blocks": tuple(tuple(block) for block in blocks)})
     except ConfigError as error:
         raise ConfigError(f"{place}: {error}") from error
-
-
-def _stack(found: Any) -> Stack | None:
-    if found is None:
-        return None
-    _check_keys("stack", found, "size", "axis", "only")
-    _check_whole("stack.size", found["size"], 2)
-    _check_whole("stack.axis", found["axis"], -_MAX)
-    only = found["only"]
-    if not isinstance(only, list) or not all(isinstance(name, str) for name in only):
-        raise _invalid("stack.only", only, "a list of names")
-    return Stack(**found)
 
 
 def _check_store(store: Mapping[str, Any], end: int) -> None:
@@ -202,3 +200,108 @@ def _check_whole(place: str, value: Any, least: int = 0, most: int = _MAX) -> No
 
 def _invalid(place: str, value: Any, wanted: str) -> ConfigError:
     return ConfigError(f"{place} is {reprlib.repr(value)}, not {wanted}")
+
+
+def read_manifest(directory: Path) -> StoreManifest:
+    """Return the manifest of a directory, or raise ``StoreUnreadable`` or ``StoreDamaged``."""
+    path = directory / MANIFEST
+    try:
+        raw = read_file(path)
+    except FileNotFoundError:
+        if row_files(directory):
+            raise _damaged(directory, "is missing") from None
+        below = sorted(str(found.parent) for found in directory.glob(f"*/{MANIFEST}"))
+        written = f"a store is written there by store.save({str(directory)!r})"
+        advice = f"there is one in {below[0]}" if below else f"there is no {MANIFEST}; {written}"
+        raise StoreUnreadable(f"{directory} holds no store: {advice}") from None
+    except OSError as error:
+        raise StoreUnreadable(f"{path} cannot be read: {error}") from error
+    try:
+        envelope = json.loads(raw)
+        version = envelope["format"]
+        if is_whole(version) and version != FORMAT:
+            raise StoreUnreadable(_other_format(directory, version))
+        text = envelope["manifest"]
+        if not is_whole(version) or zlib.crc32(text.encode()) != envelope["crc32"]:
+            raise _damaged(directory)
+        found = json.loads(text)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise _damaged(directory) from error
+    try:
+        return _parse(found)
+    except ConfigError as error:
+        raise _damaged(directory, f"was not written by a store: {error}") from error
+
+
+def write_manifest(directory: Path, manifest: StoreManifest) -> None:
+    """Replace the manifest atomically; if this raises ``OSError``, the previous one stays."""
+    text = as_json(dataclasses.asdict(manifest), "the manifest")
+    envelope = {"format": FORMAT, "crc32": zlib.crc32(text.encode()), "manifest": text}
+    part = directory / f"{MANIFEST}.part"
+    try:
+        with create(part) as file:
+            file.write(json.dumps(envelope).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        _sync(directory)  # the files that it names must be on disk first
+        part.rename(directory / MANIFEST)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
+    with contextlib.suppress(OSError):  # the commit has succeeded already
+        _sync(directory)
+
+
+def _damaged(directory: Path, fault: str = "was altered or cut") -> StoreDamaged:
+    return StoreDamaged(
+        f"{directory / MANIFEST} {fault}; put it back from a copy, if there is one. "
+        f"{_without_manifest(directory)}"
+    )
+
+
+def row_files(directory: Path) -> list[Path]:
+    """Return the files of rows in a directory, committed or not."""
+    return sorted(directory.glob(f"rows-{'[0-9]' * 8}.arrow"))
+
+
+def _other_format(directory: Path, version: int) -> str:
+    has = f"has format {version}, and this version of ClusterEnv reads {FORMAT}"
+    if version > FORMAT:
+        advice = "a newer one wrote it: pip install --upgrade clusterenv"
+    else:
+        advice = f"an older one wrote it, and reads it. {_without_manifest(directory)}"
+    return f"{directory / MANIFEST} {has}; {advice}"
+
+
+def _without_manifest(directory: Path) -> str:
+    files = ", ".join(path.name for path in row_files(directory))
+    return (
+        f"The rows are Arrow files that pyarrow.ipc.open_file reads: {files or 'none are left'}. "
+        f"A new store needs another directory: store.save({str(directory / 'new')!r})"
+    )
+
+
+def as_json(value: Any, what: str) -> str:
+    """Return a value, which may contain NumPy scalars, as JSON, or raise ``ConfigError``."""
+
+    def number(part: Any) -> Any:
+        if isinstance(part, np.generic):
+            return part.item()
+        raise TypeError(f"{part!r} is of type {type(part).__name__}")
+
+    try:
+        return json.dumps(value, default=number)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{what} is kept as JSON, but {error}; give numbers, strings, lists and dictionaries: "
+            "store.commit(checkpoint='learner-7.pt', step=7000)"
+        ) from error
+
+
+def _sync(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

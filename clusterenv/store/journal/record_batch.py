@@ -7,7 +7,6 @@ where no row of the batch holds the next observation, ``state.…`` in the first
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from clusterenv.data.arrow import from_arrow, from_sparse, to_arrow, to_sparse
 from clusterenv.data.batch import Batch
 from clusterenv.data.buffer_pool import BufferPool
 from clusterenv.data.spaces import Column
-from clusterenv.store.table.stacks import Stack, stack_starts
+from clusterenv.store.table.stacks import Stack, stack_starts, stacks_of
 
 __all__ = ["from_record_batch", "to_record_batch"]
 
@@ -28,26 +27,23 @@ def to_record_batch(batch: Batch, stack: Stack | None = None) -> pa.RecordBatch:
     """Return a batch as a record batch."""
     total, order = batch.num_rows, np.argsort(batch.tail_rows, kind="stable")
     tail_rows = batch.tail_rows[order]
-    stacked = [] if stack is None else stack.of(list(batch.tail))
+    stacks = stacks_of(stack, list(batch.tail))
     parts = []
     for name in batch.names:
         column = batch.flat(name)
-        if stack is not None and name in stacked:
-            column = stack.newest(column)
+        if name in stacks:
+            column = stacks[name].newest(column)
         parts.append(to_arrow(name, np.ascontiguousarray(column)))
-    parts += [
-        to_arrow(name, np.full(total, getattr(batch, name), dtype))
-        for name, dtype in _ORIGIN.items()
-    ]
+    for name, dtype in _ORIGIN.items():
+        parts.append(to_arrow(name, np.full(total, getattr(batch, name), dtype)))
     for name, tail in batch.tail.items():
-        tail = tail[order]
-        if stack is not None and name in stacked:
-            tail = stack.newest(tail)
-        parts.append(to_sparse(f"next_{name}", tail_rows, tail, total))
-        if stack is not None and name in stacked:
-            starts = stack_starts(batch)
-            older = stack.older(batch.flat(name)[starts])
-            parts.append(to_sparse(f"older_{name}", starts, older, total))
+        if name not in stacks:
+            parts.append(to_sparse(f"next_{name}", tail_rows, tail[order], total))
+            continue
+        newest, starts = stacks[name].newest(tail[order]), stack_starts(batch)
+        older = stacks[name].older(batch.flat(name)[starts])
+        parts.append(to_sparse(f"next_{name}", tail_rows, newest, total))
+        parts.append(to_sparse(f"older_{name}", starts, older, total))
     for name, state in batch.state.items():
         parts.append(to_sparse(f"state.{name}", np.arange(len(state)), state, total))
     fields, arrays = zip(*parts, strict=True)
@@ -68,34 +64,24 @@ def from_record_batch(
     run, shard, incarnation = (int(columns.pop(name)[0]) for name in _ORIGIN)
     tail_rows, tail = np.empty(0, np.int64), {}
     observations = [name for name in columns if f"next_{name}" in sparse]
-    stacked = [] if stack is None else stack.of(observations)
     for name in observations:
         tail_rows, tail[name] = sparse[f"next_{name}"]
-        if stack is not None and name in stacked:
-            columns[name], tail[name] = _stacked(
-                columns[name], *sparse[f"older_{name}"], tail_rows, tail[name], num_envs, stack
-            )
-    state = _state(sparse)
+    for name, stacked in stacks_of(stack, observations).items():
+        columns[name], tail[name] = _stacked(
+            columns[name], *sparse[f"older_{name}"], tail_rows, tail[name], num_envs, stacked
+        )
+    states = {name: values for name, (_, values) in sparse.items() if name.startswith("state.")}
     return Batch(
         columns,
         num_envs,
         tail_rows=tail_rows,
         tail=tail,
-        state=state,
+        state={name.removeprefix("state."): values for name, values in states.items()},
         run=run,
         shard=shard,
         incarnation=incarnation,
         policy_version=policy_version,
     )
-
-
-def _state(sparse: Mapping[str, tuple[Any, Column]]) -> dict[str, Column]:
-    prefix = "state."
-    return {
-        name.removeprefix(prefix): values
-        for name, (_, values) in sparse.items()
-        if name.startswith(prefix)
-    }
 
 
 def _stacked(

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.fs
@@ -25,8 +24,7 @@ from clusterenv.data.batch import Batch
 from clusterenv.data.checks import check_path
 from clusterenv.errors import StoreDamaged, StoreUnreadable
 from clusterenv.store.files import map_file
-from clusterenv.store.journal.manifest import Manifest, Segment
-from clusterenv.store.journal.manifest_file import MANIFEST, read_manifest
+from clusterenv.store.journal.manifest import MANIFEST, Segment, StoreManifest, read_manifest
 from clusterenv.store.journal.record_batch import from_record_batch
 
 if TYPE_CHECKING:
@@ -109,11 +107,11 @@ class Snapshot:
     """One commit of a directory; see :func:`open_snapshot`."""
 
     directory: Path
-    manifest: Manifest
+    manifest: StoreManifest
     _files: Mapping[str, _File]
 
     @classmethod
-    def of(cls, directory: Path, manifest: Manifest) -> Snapshot:
+    def of(cls, directory: Path, manifest: StoreManifest) -> Snapshot:
         """Map the files that a manifest names."""
         # In the order in which a commit removes them.
         segments = [*([] if manifest.state is None else [manifest.state]), *manifest.segments]
@@ -199,14 +197,11 @@ class Snapshot:
 
     def restore(self, sampler: Sampler) -> None:
         """Restore the state of a sampler; raise ``StoreDamaged`` if it is damaged or another's."""
-        segment, state = self.manifest.state, self._state()
-        with _reading(self.directory / (MANIFEST if segment is None else segment.file)):
-            sampler.restore(state)
-
-    def _state(self) -> dict[str, npt.NDArray[Any]]:
         segment = self.manifest.state
         if segment is None:
-            return {}
+            with _reading(self.directory / MANIFEST):
+                sampler.restore({})
+            return
         file = self._files[segment.file]
         if file.fault_inside is not None:
             raise StoreDamaged(
@@ -217,10 +212,8 @@ class Snapshot:
         with _reading(file.path):
             arrays = pa.ipc.open_file(file.buffer).get_batch(0)
             arrays.validate(full=True)
-            return {
-                field.name: from_sparse(field, array)[1][0].copy()
-                for field, array in zip(arrays.schema, arrays.columns, strict=True)
-            }
+            pairs = zip(arrays.schema, arrays.columns, strict=True)
+            sampler.restore({field.name: from_sparse(field, a)[1][0].copy() for field, a in pairs})
 
     def _check(self, segment: Segment, checksums: bool = True) -> None:
         fault = self._fault(segment, checksums)

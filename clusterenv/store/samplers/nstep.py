@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from clusterenv.data.checks import check_whole, is_number
-from clusterenv.errors import ConfigError, shown
+from clusterenv.data.batch import Batch
+from clusterenv.data.checks import check_number, check_whole
+from clusterenv.data.spaces import Column
+from clusterenv.errors import ConfigError
 from clusterenv.store.samplers.prioritized import Prioritized
-from clusterenv.store.samplers.sampler import Draw, Numbers, Transitions
-from clusterenv.store.samplers.uniform import Uniform
-
-if TYPE_CHECKING:
-    from clusterenv.data.batch import Batch
-    from clusterenv.data.spaces import Column
-    from clusterenv.store.table.ring import Ring
-    from clusterenv.store.table.slots import Block, Ints
+from clusterenv.store.samplers.sampler import Draw, Numbers, Transitions, Uniform
+from clusterenv.store.table.ring import Ring
+from clusterenv.store.table.slots import Block, Ints
 
 __all__ = ["NStep"]
 
@@ -43,9 +40,7 @@ class NStep(Transitions):
 
     def __init__(self, n: int, gamma: float, base: Uniform | Prioritized | None = None) -> None:
         self.n = check_whole("n", n, "NStep(3, gamma=0.99)", least=1)
-        if not (is_number(gamma) and 0 <= gamma <= 1):
-            raise ConfigError(f"gamma={shown(gamma)} is not between 0 and 1: NStep(3, gamma=0.99)")
-        self.gamma = float(gamma)
+        self.gamma = check_number("gamma", gamma, "NStep(3, gamma=0.99)", least=0, most=1)
         self.base = base if base is not None else Uniform()
         if not isinstance(self.base, (Uniform, Prioritized)):
             raise ConfigError(

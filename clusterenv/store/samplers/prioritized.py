@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from clusterenv.data.checks import is_number
-from clusterenv.errors import ConfigError, EmptyStore, shown
+from clusterenv.data.batch import Batch
+from clusterenv.data.checks import check_number
+from clusterenv.errors import ConfigError, EmptyStore
 from clusterenv.store.samplers.sampler import Draw, Numbers, Transitions, required
 from clusterenv.store.samplers.sum_tree import SumTree
-
-if TYPE_CHECKING:
-    from clusterenv.data.batch import Batch
-    from clusterenv.store.table.ring import Ring
-    from clusterenv.store.table.slots import Block, Ints
+from clusterenv.store.table.ring import Ring
+from clusterenv.store.table.slots import Block, Ints, pieces
 
 __all__ = ["Prioritized"]
 
@@ -42,18 +40,10 @@ class Prioritized(Transitions):
     """
 
     def __init__(self, alpha: float = 0.6, beta: float = 0.4, epsilon: float = 1e-6) -> None:
-        if not (is_number(alpha) and 0 <= alpha <= 1):
-            raise ConfigError(
-                f"alpha={shown(alpha)} is not between 0 and 1: Prioritized(alpha=0.6)"
-            )
-        if not (is_number(epsilon) and 0 < epsilon < _MAX_PRIORITY):
-            raise ConfigError(
-                f"epsilon={shown(epsilon)} is no number above 0 and below {_MAX_PRIORITY:g}: "
-                "Prioritized(epsilon=1e-6)"
-            )
-        self.alpha = float(alpha)
+        self.alpha = check_number("alpha", alpha, "Prioritized(alpha=0.6)", least=0, most=1)
         self.beta = beta
-        self.epsilon = float(epsilon)
+        right = "Prioritized(epsilon=1e-6)"
+        self.epsilon = check_number("epsilon", epsilon, right, above=0, most=_MAX_PRIORITY)
         self._largest = 1.0
         self._left = 0  # rows before this one have no priority
 
@@ -64,9 +54,7 @@ class Prioritized(Transitions):
 
     @beta.setter
     def beta(self, value: float) -> None:
-        if not (is_number(value) and 0 <= value <= 1):
-            raise ConfigError(f"beta={shown(value)} is not between 0 and 1: Prioritized(beta=0.4)")
-        self._beta = float(value)
+        self._beta = check_number("beta", value, "Prioritized(beta=0.4)", least=0, most=1)
 
     def settings(self) -> dict[str, Any]:
         return {"alpha": self.alpha, "beta": self.beta, "epsilon": self.epsilon}
@@ -118,7 +106,8 @@ class Prioritized(Transitions):
                 np.minimum(np.searchsorted(drawable, slots[missed]), len(drawable) - 1)
             ]
             powers = tree.leaves.take(slots)
-        return Draw(self._numbers(slots), self._weights(powers))
+        first = self.ring.first
+        return Draw(first + (slots - first) % self.ring.capacity, self._weights(powers))
 
     def draw_from(self, rows: Ints, n: int, rng: np.random.Generator) -> Draw:
         """Draw ``n`` of the given rows by priority."""
@@ -172,11 +161,6 @@ class Prioritized(Transitions):
             )
         return values
 
-    def _numbers(self, slots: Ints) -> Ints:
-        """Return the rows in these slots."""
-        first = self.ring.first
-        return first + (slots - first) % self.ring.capacity
-
     def _put_block(self, block: Block, powers: Numbers | float) -> None:
         """Set the priorities of a block, and clear those of the rows evicted for it."""
         capacity, first = self.ring.capacity, self.ring.first
@@ -192,11 +176,6 @@ class Prioritized(Transitions):
             self._put_range(left, first, 0.0)
 
     def _put_range(self, start: int, end: int, powers: Numbers | float) -> None:
-        if start >= end:
-            return
-        capacity = self.ring.capacity
-        at, count = start % capacity, end - start
-        fits = min(count, capacity - at)
-        split = powers if isinstance(powers, np.ndarray) else None
-        self._tree.put_range(at, at + fits, powers if split is None else split[:fits])
-        self._tree.put_range(0, count - fits, powers if split is None else split[fits:])
+        for to, of in pieces(start, max(0, end - start), self.ring.capacity):
+            values = powers[of] if isinstance(powers, np.ndarray) else powers
+            self._tree.put_range(to.start or 0, to.stop, values)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from clusterenv.data.batch import Batch
 from clusterenv.data.checks import check_whole
+from clusterenv.data.spaces import Column
 from clusterenv.errors import ConfigError, EmptyStore
 from clusterenv.store.samplers.sampler import Draw, Numbers, Transitions
-
-if TYPE_CHECKING:
-    from clusterenv.data.batch import Batch
-    from clusterenv.data.spaces import Column
-    from clusterenv.store.table.slots import Block, Ints
+from clusterenv.store.table.slots import Block, Ints
 
 __all__ = ["Recent"]
 
@@ -36,17 +34,14 @@ class Recent(Transitions):
     def __init__(self, n: int, uses: int) -> None:
         self.n = check_whole("n", n, "Recent(4, uses=2)", least=1)
         self.uses = check_whole("uses", uses, "Recent(4, uses=2)", least=1)
-        self._blocks: list[Block] = []
-        self._used: list[int] = []
+        self._blocks: list[tuple[Block, int]] = []  # each with the number of its samples
 
     def settings(self) -> dict[str, Any]:
         return {"n": self.n, "uses": self.uses}
 
     def added(self, block: Block, batch: Batch) -> None:
-        self._blocks.append(block)
-        self._used.append(0)
-        self._drop(len(self._blocks) - self.n)
-        self._drop(sum(block.start < self.ring.first for block in self._blocks))
+        newest = [*self._blocks, (block, 0)][-self.n :]
+        self._blocks = [each for each in newest if each[0].start >= self.ring.first]
 
     def draw(self, n: int | None, rng: np.random.Generator) -> Draw:
         if not self._blocks:
@@ -55,13 +50,14 @@ class Recent(Transitions):
                 "store.add(next(iter(collector)))"
             )
         at = int(rng.integers(len(self._blocks)))
-        block = self._blocks[at]
+        block, used = self._blocks[at]
         rows = block.end - block.start
         if n is not None and n != rows:
             raise ConfigError(f"Recent hands out whole batches of {rows} rows, not {n}: sample()")
-        self._used[at] += 1
-        if self._used[at] == self.uses:
-            del self._blocks[at], self._used[at]
+        if used + 1 < self.uses:
+            self._blocks[at] = block, used + 1
+        else:
+            del self._blocks[at]
         self._width = block.num_envs
         return Draw(np.arange(block.start, block.end), np.ones(rows, np.float32))
 
@@ -73,16 +69,11 @@ class Recent(Transitions):
         }
 
     def state(self) -> dict[str, Numbers]:
-        starts = np.array([block.start for block in self._blocks], np.int64)
-        return {"starts": starts, "used": np.array(self._used, np.int64)}
+        pairs = [(block.start, used) for block, used in self._blocks]
+        starts, used = np.array(pairs, np.int64).reshape(-1, 2).T
+        return {"starts": starts, "used": used}
 
     def restore(self, state: Mapping[str, Numbers]) -> None:
         blocks = {max(block.start, self.ring.first): block for block in self.ring.blocks}
         pairs = zip(state["starts"].tolist(), state["used"].tolist(), strict=True)
-        left = [(blocks[start], int(used)) for start, used in pairs]
-        self._blocks = [block for block, _ in left]
-        self._used = [used for _, used in left]
-
-    def _drop(self, count: int) -> None:
-        if count > 0:
-            del self._blocks[:count], self._used[:count]
+        self._blocks = [(blocks[start], int(used)) for start, used in pairs]

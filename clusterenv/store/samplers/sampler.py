@@ -1,4 +1,4 @@
-"""The protocol of samplers, and what most of them have in common.
+"""The protocol of samplers, what most of them have in common, and the uniform one.
 
 A sampler is notified of every block of rows, draws row numbers, and gathers the columns that a
 learner needs of these rows.
@@ -8,31 +8,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from clusterenv.errors import ConfigError
+from clusterenv.data.batch import Batch
+from clusterenv.data.checks import check_flag
+from clusterenv.data.spaces import Column
+from clusterenv.errors import ConfigError, EmptyStore
+from clusterenv.store.table.ring import Ring
+from clusterenv.store.table.slots import Block, Ints
 
-if TYPE_CHECKING:
-    from clusterenv.data.batch import Batch
-    from clusterenv.data.spaces import Column
-    from clusterenv.store.table.ring import Ring
-    from clusterenv.store.table.slots import Block, Ints
-
-__all__ = [
-    "Draw",
-    "Numbers",
-    "Sampler",
-    "Transitions",
-    "check_sampler",
-    "compatible",
-    "describe",
-    "equal_weights",
-    "format_description",
-    "required",
-]
+__all__ = ["Draw", "Numbers", "Sampler", "Transitions", "Uniform", "check_sampler", "required"]
 
 Numbers = npt.NDArray[Any]
 
@@ -75,8 +63,8 @@ class Sampler(Protocol):
         """Restore the state, after all rows were added."""
 
 
-def check_sampler(given: Any) -> None:
-    """Raise ``ConfigError`` unless the object is a sampler."""
+def check_sampler(given: Any) -> Sampler:
+    """Return the object, or raise ``ConfigError`` if it is no sampler."""
     if isinstance(given, type):
         raise ConfigError(
             f"sampler={given.__name__} is a class; make one: "
@@ -91,6 +79,8 @@ def check_sampler(given: Any) -> None:
             f"{type(given).__name__} has no {', '.join(missing)}, which a store asks of a sampler; "
             f"take them from another: class {type(given).__name__}(Uniform)"
         )
+    sampler: Sampler = given
+    return sampler
 
 
 class Transitions:
@@ -143,11 +133,6 @@ def _ones(count: int) -> npt.NDArray[np.float32]:
     return np.ones(count, np.float32)
 
 
-def equal_weights(count: int) -> npt.NDArray[np.float32]:
-    """Return weights of 1; copying takes a quarter of the time of ``np.ones``."""
-    return _ones(count).copy()
-
-
 def required(n: int | None, sampler: str) -> int:
     """Return ``n``, or raise if it is ``None``."""
     if n is None:
@@ -155,26 +140,37 @@ def required(n: int | None, sampler: str) -> int:
     return n
 
 
-def describe(sampler: Sampler) -> dict[str, Any]:
-    """Return the sampler's class name and arguments, for JSON."""
-    base = getattr(sampler, "base", None)
-    return {
-        "kind": type(sampler).__name__,
-        "settings": dict(sampler.settings()),
-        "base": None if base is None else describe(base),
-    }
+class Uniform(Transitions):
+    """Draws every row with the same probability.
 
+    Parameters
+    ----------
+    replace
+        Whether a sample may contain a row twice.
+    """
 
-def compatible(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether one described sampler can restore the state of the other."""
-    bases = one["base"], other["base"]
-    if one["kind"] != other["kind"] or (bases[0] is None) != (bases[1] is None):
-        return False
-    return bases[0] is None or compatible(*bases)
+    def __init__(self, replace: bool = True) -> None:
+        self.replace = check_flag("replace", replace, "Uniform(replace=False)")
 
+    def settings(self) -> dict[str, Any]:
+        return {"replace": self.replace}
 
-def format_description(description: Mapping[str, Any]) -> str:
-    """Return a described sampler as Python code, with ``...`` for its settings."""
-    base = description["base"]
-    below = "" if base is None else f", base={format_description(base)}"
-    return f"{description['kind']}(...{below})"
+    def added(self, block: Block, batch: Batch) -> None:
+        """Do nothing: all rows are equal."""
+
+    def draw(self, n: int | None, rng: np.random.Generator) -> Draw:
+        count = required(n, "Uniform")
+        if self.replace:
+            # Twice as fast as rng.integers, and as uniform: a store has far fewer than 2^53 rows.
+            parts = rng.random(count)
+            parts *= len(self.ring)
+            rows = parts.astype(np.int64)
+            rows += self.ring.first
+        elif count > len(self.ring):
+            raise EmptyStore(
+                f"sample({count}) without replacement, but the store holds {len(self.ring)} rows: "
+                f"sample({len(self.ring)}), or Uniform(replace=True)"
+            )
+        else:
+            rows = self.ring.first + rng.choice(len(self.ring), count, replace=False)
+        return Draw(rows, _ones(count).copy())  # in a quarter of the time of np.ones

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from clusterenv.data.batch import Batch
 from clusterenv.data.checks import check_whole
+from clusterenv.data.spaces import Column
 from clusterenv.errors import ConfigError, EmptyStore
 from clusterenv.store.samplers.prioritized import Prioritized
 from clusterenv.store.samplers.sampler import Draw, Numbers, Transitions, required
-
-if TYPE_CHECKING:
-    from clusterenv.data.batch import Batch
-    from clusterenv.data.spaces import Column
-    from clusterenv.store.table.ring import Ring
-    from clusterenv.store.table.slots import Block, Ints
+from clusterenv.store.table.ring import Ring
+from clusterenv.store.table.slots import Block, Ints
 
 __all__ = ["Sequences"]
 
@@ -107,34 +105,34 @@ class Sequences(Transitions):
         if self.base is not None:
             return self._draw_by_priority(self.base, count, rng)
         entries = self._entries[self._entries >= self.ring.first]
-        for _ in range(8):  # only the newest sequence of each environment is incomplete
-            if not len(entries):
-                break
+        for _ in range(8 if len(entries) else 0):  # only the newest sequences are incomplete
             rows = rng.choice(entries, 2 * count)
             rows = rows[self._complete(rows)][:count]
             if len(rows) == count:
                 return Draw(rows, np.ones(count, np.float32))
-        entries = entries[self._complete(entries)]
-        if not len(entries):
-            raise EmptyStore(self._no_sequence())
-        return Draw(rng.choice(entries, count), np.ones(count, np.float32))
+        return Draw(rng.choice(self._drawable(), count), np.ones(count, np.float32))
 
     def _draw_by_priority(self, base: Prioritized, count: int, rng: np.random.Generator) -> Draw:
-        drawn = base.draw(count, rng)
-        whole = self._complete(drawn.rows)
         for _ in range(8):
+            drawn = base.draw(count, rng)
+            whole = self._complete(drawn.rows)
             if whole.all():
                 return drawn
             if whole.any():
                 keep = np.where(whole, np.arange(count), rng.choice(np.flatnonzero(whole), count))
                 return Draw(drawn.rows[keep], drawn.weights[keep])
-            drawn = base.draw(count, rng)
-            whole = self._complete(drawn.rows)
+        return base.draw_from(self._drawable(), count, rng)
+
+    def _drawable(self) -> Ints:
+        """Return the first rows of all complete sequences, or raise ``EmptyStore``."""
         entries = self._entries[self._entries >= self.ring.first]
         entries = entries[self._complete(entries)]
         if not len(entries):
-            raise EmptyStore(self._no_sequence())
-        return base.draw_from(entries, count, rng)
+            raise EmptyStore(
+                f"no sequence of {self._total} rows is complete yet; add more batches before "
+                "sampling, or collect with a longer horizon"
+            )
+        return entries
 
     def gather(self, rows: Ints, columns: tuple[str, ...]) -> dict[str, Column]:
         slots, mask = self._chains(rows)
@@ -198,12 +196,6 @@ class Sequences(Transitions):
         last = slots[:, -1]
         ended = self.ring.columns["terminated"][last] | self.ring.columns["truncated"][last]
         return mask[:, -1] | ended
-
-    def _no_sequence(self) -> str:
-        return (
-            f"no sequence of {self._total} rows is complete yet; add more batches before sampling, "
-            "or collect with a longer horizon"
-        )
 
 
 def _initial_state(batch: Batch, begins: npt.NDArray[np.bool_]) -> dict[str, Column]:

@@ -44,7 +44,6 @@ class Level:
         rest -= before.reshape(-1).take(child)
 
     def add_up(self, at: Ints) -> None:
-        """Update the sums of some nodes."""
         children = self.children.take(at, axis=0)
         before = np.zeros(children.shape)
         _running_sums(children[:, :-1], before[:, 1:])
@@ -52,7 +51,6 @@ class Level:
         self.before[at] = before
 
     def add_up_range(self, start: int, end: int) -> None:
-        """Update the sums of consecutive nodes."""
         children, before = self.children[start:end], self.before[start:end]
         _running_sums(children[:, :-1], before[:, 1:])
         np.add(before[:, -1], children[:, -1], out=self.sums[start:end])
@@ -64,12 +62,11 @@ def _running_sums(numbers: Floats, out: Floats) -> None:
 
 
 class SumTree:
-    """A tree of sums with sixteen children per node.
+    """A tree of sums with sixteen children per node; ``level`` is compiled if Numba is installed.
 
     Each node stores the running sums of its children, so one vector comparison finds the child to
     descend to. All sums are computed from the leaves: rounding errors do not accumulate, and
-    setting a leaf twice in one call is safe. ``level`` is by default the compiled one if Numba is
-    installed.
+    setting a leaf twice in one call is safe.
 
     Examples
     --------
@@ -108,7 +105,6 @@ class SumTree:
 
     @property
     def total(self) -> float:
-        """The sum of all priorities."""
         return float(self._running_sums()[-1])
 
     def put(self, at: Ints, values: npt.NDArray[Any] | float) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numba
+import numpy as np
 
 from clusterenv.store.samplers.sum_tree import FAN, Floats, Ints, Level
 
@@ -25,19 +26,17 @@ class CompiledLevel(Level):
         _add_up(at, self.children, self.before, self.sums)
 
     def add_up_range(self, start: int, end: int) -> None:
-        _add_up_range(start, end, self.children, self.before, self.sums)
+        _add_up(np.arange(start, end), self.children, self.before, self.sums)
 
 
-def _compiled(signature: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def _compiled(signature: str) -> Callable[[Callable[..., None]], Any]:
     """Compile a loop at import, and cache it on disk if possible."""
 
-    def compiled(loop: Callable[..., None]) -> Callable[..., None]:
-        found: Any
+    def compiled(loop: Callable[..., None]) -> Any:
         try:
-            found = numba.njit(signature, cache=True)(loop)
+            return numba.njit(signature, cache=True)(loop)
         except Exception:  # the cache is not writable, or damaged
-            found = numba.njit(signature)(loop)
-        return found  # type: ignore[no-any-return]
+            return numba.njit(signature)(loop)
 
     return compiled
 
@@ -56,16 +55,6 @@ def _descend(at: Ints, rest: Floats, before: Floats) -> None:
 @_compiled("(i8[::1], f8[:, ::1], f8[:, ::1], f8[::1])")
 def _add_up(at: Ints, children: Floats, before: Floats, sums: Floats) -> None:
     for node in at:
-        running = 0.0
-        for k in range(_FAN):
-            before[node, k] = running
-            running += children[node, k]
-        sums[node] = running
-
-
-@_compiled("(i8, i8, f8[:, ::1], f8[:, ::1], f8[::1])")
-def _add_up_range(start: int, end: int, children: Floats, before: Floats, sums: Floats) -> None:
-    for node in range(start, end):
         running = 0.0
         for k in range(_FAN):
             before[node, k] = running

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from clusterenv.data.batch import Batch
 from clusterenv.data.spaces import Column
 from clusterenv.errors import ConfigError
+from clusterenv.store.table.slots import Ints
 
 __all__ = ["Continuations", "Envs"]
 
-Ints = npt.NDArray[np.int64]
 Envs = tuple[bytes, int, int]
 """Env numbers of a batch as bytes; their minimum and maximum, if the combination is new."""
 _MAX_ENVS = 1 << 24  # a wrong number must not exhaust the memory
@@ -51,36 +50,29 @@ class _Group:
         return found
 
     def places(self) -> Ints:
-        """Return episode and step at which each environment ended, as one number."""
         return _place(*self._ends()) - 1
 
     def _ends(self) -> tuple[Column, Column]:
-        """Return episodes, and the next steps."""
+        """Return the episode of each environment, and its next step."""
         episode, step = self._dtypes
         return np.frombuffer(self._episodes, episode), np.frombuffer(self._steps, step)
 
 
 class Continuations:
-    """The newest row of every environment of every run.
-
-    Two collectors number their environments alike, so runs are kept apart.
-    """
+    """The newest row of every environment, by run: two collectors number theirs alike."""
 
     def __init__(self) -> None:
         self._runs: dict[int, _Run] = {}
 
     def check(self, batch: Batch) -> Envs:
-        """Return the environments of a batch, for :meth:`add`.
-
-        Raises ``ConfigError`` if the env numbers are invalid; nothing has changed.
-        """
+        """Return the environments of a batch, or raise ``ConfigError`` if they are invalid."""
         env = batch.flat("env")[: batch.num_envs]
         key = env.tobytes()
         run = self._runs.get(batch.run)
         if run is not None and key in run.groups:
             return key, 0, 0
         low, high = int(env.min()), int(env.max())
-        others = sum(other.num_envs for other in self._runs.values() if other is not run)
+        others = sum(len(other.row) for other in self._runs.values() if other is not run)
         if not 0 <= low <= high < _MAX_ENVS - others:
             raise ConfigError(
                 f"the column 'env' goes from {low} to {high}; it numbers all environments, from 0"
@@ -93,8 +85,8 @@ class Continuations:
         """Register a batch with rows from ``start`` on; return which rows continue which.
 
         A row continues another if both belong to the same run, shard, incarnation and episode,
-        and their steps are consecutive. ``first`` is the oldest row that was not evicted.
-        The row numbers are ranges if all environments continue.
+        and their steps are consecutive. ``first`` is the oldest row that was not evicted. The row
+        numbers are ranges if all environments continue.
         """
         run = self._runs.get(batch.run)
         if run is None:
@@ -108,16 +100,12 @@ class _Run:
     """The newest row of every environment of one run."""
 
     def __init__(self) -> None:
-        self._row = self._place = self._source = np.empty(0, np.int64)
+        # By number of environment; -1 for those that have not been seen.
+        self.row = self._place = self._source = np.empty(0, np.int64)
         self._sources: dict[tuple[int, int], int] = {}  # by shard and incarnation
         self.groups: dict[bytes, _Group] = {}
         self.end = 0
         """Number of the row after the newest."""
-
-    @property
-    def num_envs(self) -> int:
-        """Length of the arrays."""
-        return len(self._row)
 
     def add(
         self, batch: Batch, envs: Envs, start: int, first: int
@@ -149,22 +137,20 @@ class _Run:
     ) -> tuple[Ints, Ints]:
         """Compare each environment with its newest row."""
         width, end = batch.num_envs, start + batch.num_rows
-        heads = _places(batch, slice(width))
-        ends = _places(batch, slice(batch.num_rows - width, None))
-        before, place = self._row[at], self._place[at]
+        episode, step = batch.flat("episode"), batch.flat("step")
+        heads, ends = _place(episode[:width], step[:width]), _place(episode[-width:], step[-width:])
+        before, place = self.row[at], self._place[at]
         continues = self._source[at] == source
         if not isinstance(at, slice):
             again = np.flatnonzero(env[1:] == env[:-1])  # tracks of one environment
-            before[again + 1], place[again + 1], continues[again + 1] = (
-                *(end - width + again, ends[again]),
-                True,
-            )
+            before[again + 1], place[again + 1] = end - width + again, ends[again]
+            continues[again + 1] = True
         continues &= place == heads - 1
         continues &= before >= first
         found = continues.nonzero()[0]
         pairs = before[found], start + found
         # If an environment is there twice, the later row wins.
-        self._row[at] = np.arange(end - width, end)
+        self.row[at] = np.arange(end - width, end)
         self._place[at], self._source[at] = ends, source
         return pairs
 
@@ -173,13 +159,18 @@ class _Run:
         for group in self.groups.values():
             if not group.noted:
                 at = group.at
-                self._row[at] = np.arange(group.row, group.row + at.stop - at.start)
+                self.row[at] = np.arange(group.row, group.row + at.stop - at.start)
                 self._place[at], self._source[at] = group.places(), group.source
                 group.noted = True
 
     def _where(self, env: Column, low: int, high: int) -> slice | Ints:
         """Return the index of environments in the arrays; usually a slice."""
-        self._grow(high + 1)
+        missing = high + 1 - len(self.row)
+        if missing > 0:
+            more = np.full(missing, -1)
+            self.row, self._place, self._source = (
+                np.concatenate([part, more]) for part in (self.row, self._place, self._source)
+            )
         # No environment is in two groups.
         self.groups = {
             key: group
@@ -189,21 +180,9 @@ class _Run:
         adjacent = (env[1:] == env[:-1] + 1).all()
         return slice(low, high + 1) if adjacent else env.astype(np.int64)
 
-    def _grow(self, envs: int) -> None:
-        missing = envs - len(self._row)
-        if missing > 0:
-            more = np.full(missing, -1)
-            self._row, self._place, self._source = (
-                np.concatenate([part, more]) for part in (self._row, self._place, self._source)
-            )
-
-
-def _places(batch: Batch, rows: slice) -> Ints:
-    """Return episode and step of rows as one number; one more is the next step."""
-    return _place(batch.flat("episode")[rows], batch.flat("step")[rows])
-
 
 def _place(episode: Column, step: Column) -> Ints:
+    """Return episode and step of rows as one number; one more is the next step."""
     place = episode.astype(np.int64)
     place <<= 32
     place += step

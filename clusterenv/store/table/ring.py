@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,19 +19,16 @@ import numpy.typing as npt
 from clusterenv.data.batch import Batch
 from clusterenv.data.buffer_pool import LARGE, BufferPool
 from clusterenv.data.spaces import Column
-from clusterenv.store.table.admission import Admission, Admitted
-from clusterenv.store.table.arrays import STEP_FIELDS, arrays_of
 from clusterenv.store.table.continuation import Continuations
-from clusterenv.store.table.frame_history import FrameHistory
-from clusterenv.store.table.schema import TableSchema
+from clusterenv.store.table.schema import Admission, Admitted, RowSpec, TableSchema
 from clusterenv.store.table.slots import Block, Ints, NextSlots, RecurrentStates, SideSlots, pieces
-from clusterenv.store.table.stacks import Stack, take_rows
+from clusterenv.store.table.stacks import FrameHistory, Stack, stacks_of, take_rows
 
-__all__ = ["Allocate", "Ring"]
+__all__ = ["Ring", "bytes_needed"]
 
 logger = logging.getLogger("clusterenv")
 _FULL = 0.9  # of the capacity; a store that holds less because of its side slots warns
-Allocate = Callable[[str, tuple[int, ...], np.dtype[Any]], Column]
+_STEP_FIELDS = ("action", "reward")  # in one record with the next slot: every sample needs them
 
 
 class Ring:
@@ -42,7 +39,7 @@ class Ring:
         schema: TableSchema,
         capacity: int,
         side: int,
-        allocate: Allocate,
+        allocate: Callable[[str, tuple[int, ...], np.dtype[Any]], Column],
         stack: Stack | None = None,
     ) -> None:
         self.schema = schema
@@ -52,16 +49,13 @@ class Ring:
         self.end = 0
         """Number of the next row, and the count of rows ever added."""
         self.blocks: deque[Block] = deque()
-        arrays = {
-            name: allocate(name, shape, dtype)
-            for name, shape, dtype in arrays_of(schema, capacity, side, stack)
-        }
+        arrays = {part[0]: allocate(*part) for part in _arrays(schema, capacity, side, stack)}
         self.nbytes = sum(array.nbytes for array in arrays.values())
         self.steps: npt.NDArray[np.void] = arrays["steps"]
         """Records of action, reward and next slot: one memory access instead of three."""
         self.next: Column = self.steps["next"]
         self.columns: dict[str, Column] = {
-            name: self.steps[name] if name in STEP_FIELDS else arrays[name] for name in schema.rows
+            name: self.steps[name] if name in _STEP_FIELDS else arrays[name] for name in schema.rows
         }
         self._admission = Admission(schema, capacity, side, stack)
         self._continuations = Continuations()
@@ -107,8 +101,6 @@ class Ring:
         self.steps = np.empty(0, self.steps.dtype)
         self.next = np.empty(0, self.next.dtype)
         del self._links, self._side, self._frames, self._states
-
-    # Rows in
 
     def check(self, batch: Batch) -> Admitted:
         """Raise if a batch cannot be added; afterwards, :meth:`add` does not fail."""
@@ -158,23 +150,16 @@ class Ring:
             if end - kept < _FULL * self.capacity and not self._warned:
                 self._warned = True
                 per_row = (self._side.taken + side_slots) / (end - self._begin)
-                self._warn_full(end - kept, per_row)
+                logger.warning(
+                    f"The store is full with {end - kept:,} of {self.capacity:,} rows: "
+                    f"{self._side.size:,} observations have room beside those of rows, and the "
+                    f"ends of episodes and fragments need more. For all rows: ReplayStore("
+                    f"{self.capacity:_}, side={min(1.0, math.ceil(100 * per_row) / 100):.2f}), "
+                    "or collect with a longer horizon."
+                )
         self.evict(kept)
 
-    def _warn_full(self, rows: int, per_row: float) -> None:
-        logger.warning(
-            "The store is full with %s of %s rows: %s observations have room beside those of "
-            "rows, and the ends of episodes and fragments need more. For all rows: "
-            "ReplayStore(%s, side=%.2f), or collect with a longer horizon.",
-            f"{rows:,}",
-            f"{self.capacity:,}",
-            f"{self._side.size:,}",
-            f"{self.capacity:_}",
-            min(1.0, math.ceil(100 * per_row) / 100),
-        )
-
     def evict(self, first: int) -> None:
-        """Evict all rows before ``first``."""
         kept = self._kept = max(self._kept, first)
         self.first = max(self.first, kept)
         while self.blocks and self.blocks[0].end <= kept:
@@ -191,10 +176,7 @@ class Ring:
             else:
                 self._links.separate(oldest, self.first)
 
-    # Rows out
-
     def slots(self, rows: Ints) -> Ints:
-        """Return the slots of rows."""
         return rows % self.capacity
 
     def observations(self, slots: Column, prefix: str = "") -> dict[str, Column]:
@@ -222,11 +204,10 @@ class Ring:
         start = max(block.start, self.first)
         rows = np.arange(start, block.end)
         slots = self.slots(rows)
-        columns = {
-            name: column[slots]
-            for name, column in self.columns.items()
-            if name not in self.schema.obs
-        } | self.observations(slots)
+        columns = self.observations(slots)
+        for name in self.schema.rows:
+            if name not in columns:
+                columns[name] = self.columns[name][slots]
         kept = block.tail_rows >= start
         state, known = self.states(rows[: block.num_envs])
         if not known.all():  # the first time row was evicted
@@ -242,3 +223,42 @@ class Ring:
             incarnation=block.incarnation,
             policy_version=block.policy_version,
         )
+
+
+def _arrays(
+    schema: TableSchema, capacity: int, side: int, stack: Stack | None
+) -> Iterator[tuple[str, tuple[int, ...], np.dtype[Any]]]:
+    """Yield name, shape and dtype of each array."""
+    stacks = stacks_of(stack, schema.obs)
+    yield "steps", (capacity,), _steps_dtype(schema, capacity + side)
+    for name, spec in schema.rows.items():
+        if name in _STEP_FIELDS:
+            continue
+        slots = capacity + side if name in schema.obs else capacity
+        shape = stacks[name].frame(spec.shape) if name in stacks else spec.shape
+        yield name, (slots, *shape), spec.dtype
+    for name, spec in schema.state.items():
+        yield f"state.{name}", (side, *spec.shape), spec.dtype
+    yield "side_row", (side,), np.dtype(np.int64)
+    if schema.state:
+        yield "state_at", (capacity,), np.dtype(np.int64)
+    if stack is not None:
+        yield "previous", (capacity + side,), np.dtype(np.int64)
+
+
+def bytes_needed(schema: TableSchema, capacity: int, side: int, stack: Stack | None = None) -> int:
+    """Return the total size of the arrays."""
+    arrays = _arrays(schema, capacity, side, stack)
+    return sum(RowSpec(dtype, shape).nbytes for _, shape, dtype in arrays)
+
+
+def _steps_dtype(schema: TableSchema, slots: int) -> np.dtype[Any]:
+    """Return the record of a row's step and the slot of its next observation."""
+    link = np.dtype(np.int32 if 2 * slots < np.iinfo(np.int32).max else np.int64)
+    names = (*_STEP_FIELDS, "next")
+    specs = [*(schema.rows[name] for name in _STEP_FIELDS), RowSpec(link, ())]
+    formats = [np.dtype((spec.dtype, spec.shape)) for spec in specs]
+    packed = np.dtype({"names": names, "formats": formats}, align=True)
+    # NumPy copies records of 16 and 32 bytes with single instructions.
+    size = next((size for size in (16, 32) if packed.itemsize <= size), packed.itemsize)
+    return np.dtype({"names": names, "formats": formats, "itemsize": size}, align=True)

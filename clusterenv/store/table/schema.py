@@ -1,4 +1,4 @@
-"""The columns of a table, and the check that a batch has the same."""
+"""The columns of a table, and the checks of a batch before it is added."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,32 +16,28 @@ from clusterenv.data.batch import Batch
 from clusterenv.data.checks import check_instance
 from clusterenv.data.spaces import Column
 from clusterenv.errors import ConfigError, SchemaMismatch
+from clusterenv.store.table.continuation import Continuations, Envs
+from clusterenv.store.table.slots import Ints
+from clusterenv.store.table.stacks import Stack, stack_starts, stacks_of
 
-__all__ = ["ColumnSpec", "TableSchema", "schema_of", "schema_of_arrow"]
+__all__ = ["Admission", "Admitted", "RowSpec", "TableSchema", "schema_of", "schema_of_arrow"]
 
 _NEEDED = ("obs", "action", "reward", "terminated", "truncated", "env", "episode", "step")
 
 
-@dataclass(frozen=True)
-class ColumnSpec:
+class RowSpec(NamedTuple):
     """Dtype and shape of one row of a column."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, column: Column) -> ColumnSpec:
-        """Return the spec of a column."""
+    def of(cls, column: Column) -> RowSpec:
         return cls(column.dtype, column.shape[1:])
 
     @property
     def nbytes(self) -> int:
-        """Size of a row."""
         return self.dtype.itemsize * math.prod(self.shape)
-
-    def matches(self, column: Column) -> bool:
-        """Whether a column has this dtype and shape."""
-        return column.dtype == self.dtype and column.shape[1:] == self.shape
 
     def __str__(self) -> str:
         return f"{self.dtype} {list(self.shape)}"
@@ -49,15 +45,11 @@ class ColumnSpec:
 
 @dataclass(frozen=True)
 class TableSchema:
-    """Columns of rows, names of the observations among them, and columns of recurrent state.
+    """Columns of rows, names of the observations among them, and columns of recurrent state."""
 
-    Raises ``SchemaMismatch`` if a column that every sample needs is missing, or a column holds
-    text.
-    """
-
-    rows: Mapping[str, ColumnSpec]
+    rows: Mapping[str, RowSpec]
     obs: tuple[str, ...]
-    state: Mapping[str, ColumnSpec]
+    state: Mapping[str, RowSpec]
 
     def __post_init__(self) -> None:
         for name, spec in self.rows.items():
@@ -75,31 +67,12 @@ class TableSchema:
                     "the batches of a Collector"
                 )
 
-    def check(self, batch: Batch) -> tuple[list[Column], bool]:
-        """Raise unless a batch has exactly these columns, for all of its rows.
-
-        Returns the columns in the order of the schema, and whether no episode ends in the batch:
-        only its last time row has tails, in order.
-        Raises ``SchemaMismatch`` if a column is missing, new, or of another dtype, shape or length,
-        or if the next observation of a row is missing; ``ConfigError`` if the batch has no rows.
-        """
+    def columns(self, batch: Batch) -> list[Column]:
+        """Return the columns of a batch in the order of the schema; raise if others are there."""
         columns = self._columns(batch)
         if columns is None:
             raise self._mismatch(batch)
-        if _is_whole(batch):
-            return columns, True
-        width = batch.num_envs
-        ends = batch.flat("terminated") | batch.flat("truncated")
-        ends[-width:] = True
-        ends[batch.tail_rows] = False
-        if ends.any():
-            row = int(np.argmax(ends))
-            raise SchemaMismatch(
-                f"the next observation of row {row} is missing, where an episode or the batch of "
-                f"shard {batch.shard} ends: tail_rows must name the row, and tail hold the "
-                "observation"
-            )
-        return columns, False
+        return columns
 
     @functools.cached_property
     def _dtypes(self) -> list[np.dtype[Any]]:
@@ -129,11 +102,11 @@ class TableSchema:
             return None
         for name in self.obs:
             tail = batch.tail.get(name)
-            if tail is None or len(tail) != tails or not self.rows[name].matches(tail):
+            if tail is None or len(tail) != tails or RowSpec.of(tail) != self.rows[name]:
                 return None
         for name, part in batch.state.items():
             # A block whose first time row was evicted is saved without state.
-            if not self.state[name].matches(part) or len(part) not in (width, 0):
+            if RowSpec.of(part) != self.state[name] or len(part) not in (width, 0):
                 return None
         return columns
 
@@ -142,9 +115,7 @@ class TableSchema:
         rows, width, ends = batch.num_rows, batch.num_envs, len(batch.tail_rows)
         wanted = _table(self.rows, {name: self.rows[name] for name in self.obs}, self.state)
         got = schema_of(batch)
-        found = _table(
-            got.rows, {name: ColumnSpec.of(tail) for name, tail in batch.tail.items()}, got.state
-        )
+        found = _table(got.rows, {name: RowSpec.of(t) for name, t in batch.tail.items()}, got.state)
         for part in [*wanted, *found]:
             if wanted.get(part, "none") != found.get(part, "none"):
                 return SchemaMismatch(
@@ -164,6 +135,124 @@ class TableSchema:
         )
 
 
+def _table(
+    rows: Mapping[str, RowSpec], tail: Mapping[str, RowSpec], state: Mapping[str, RowSpec]
+) -> dict[str, str]:
+    parts = {"column": rows, "next": tail, "state": state}
+    return {
+        f"{kind} {name!r}": str(spec) for kind, part in parts.items() for name, spec in part.items()
+    }
+
+
+def schema_of(batch: Batch) -> TableSchema:
+    """Return the columns of a batch."""
+    return TableSchema(
+        {name: RowSpec.of(batch.flat(name)) for name in batch.names},
+        tuple(batch.tail),
+        {name: RowSpec.of(part) for name, part in batch.state.items()},
+    )
+
+
+def schema_of_arrow(schema: pa.Schema) -> TableSchema:
+    """Return the columns of an Arrow schema of batches, without recurrent state."""
+    right = "ReplayStore(..., schema=batch.record_batch.schema)"
+    check_instance("schema", schema, pa.Schema, right)
+    rows = {field.name: RowSpec.of(from_arrow(field, pa.array([], field.type))) for field in schema}
+    for name, spec in rows.items():
+        if spec.dtype.hasobject and not pa.types.is_string(schema.field(name).type):
+            raise SchemaMismatch(
+                f"column {name!r} is of type {schema.field(name).type}, which a store cannot hold; "
+                f"the schema of a batch: {right}"
+            )
+    return TableSchema(rows, tuple(name for name in rows if name.split(".")[0] == "obs"), {})
+
+
+@dataclass(slots=True)
+class Admitted:
+    """A batch that passed all checks, in the form that a ring adds it."""
+
+    columns: list[Column]
+    """In the order of the schema."""
+    whole: bool
+    """Whether no episode ends in it: only its last time row has tails, in order."""
+    tail_rows: Ints
+    """Ascending."""
+    tail: Mapping[str, Column]
+    starts: Ints | None
+    """Rows whose stack of frames does not continue the row before; ``None`` without stacks."""
+    side_slots: int
+    """Side slots that it needs."""
+    envs: Envs
+
+
+class Admission:
+    """Decides whether a table of these columns and sizes can take a batch."""
+
+    def __init__(
+        self, schema: TableSchema, capacity: int, side: int, stack: Stack | None = None
+    ) -> None:
+        observations = [name for name in schema.rows if name.split(".")[0] == "obs"]
+        if set(schema.obs) != set(observations):
+            raise SchemaMismatch(
+                f"the observations are {', '.join(observations)}, and the next observations "
+                f"{', '.join(schema.obs) or 'missing'}; tail must hold each of them, as in the "
+                "batches of a Collector"
+            )
+        self._schema = schema
+        self._capacity = capacity
+        self._side = side
+        self._stack = stack
+        self.stacked = list(stacks_of(stack, schema.obs))
+        """Observations that are stacks of frames."""
+        if stack is not None:
+            for name in self.stacked:
+                stack.frame(schema.rows[name].shape)
+
+    def check(self, batch: Batch, continuations: Continuations, thorough: bool) -> Admitted:
+        """Raise if a batch cannot be added; ``thorough`` checks all stacks of frames, not some."""
+        columns, whole = self._schema.columns(batch), _is_whole(batch)
+        if batch.num_rows > self._capacity:
+            raise ConfigError(
+                f"a batch of {batch.num_rows:,} rows does not fit into capacity="
+                f"{self._capacity:,}: ReplayStore({10 * batch.num_rows:_})"
+            )
+        tail_rows: Ints = batch.tail_rows
+        tail: Mapping[str, Column] = batch.tail
+        if not whole:
+            _check_tails(batch)
+            if not (tail_rows[1:] > tail_rows[:-1]).all():
+                order = np.argsort(tail_rows, kind="stable")
+                tail_rows = tail_rows[order]
+                tail = {name: column[order] for name, column in tail.items()}
+        starts, side_slots = None, len(tail_rows)
+        if self._stack is not None:
+            for name in self.stacked:
+                self._stack.check(batch, name, thorough)
+            starts = stack_starts(batch)
+            side_slots += len(starts) * (self._stack.size - 1)
+        if side_slots > self._side:
+            raise ConfigError(
+                f"a batch of {batch.num_rows:,} rows has {side_slots:,} observations beside those "
+                f"of its rows (ends of episodes and of fragments), and there is room for "
+                f"{self._side:,}: collect with a longer horizon, or ReplayStore(..., side=1.0)"
+            )
+        envs = continuations.check(batch)
+        return Admitted(columns, whole, tail_rows, tail, starts, side_slots, envs)
+
+
+def _check_tails(batch: Batch) -> None:
+    """Raise unless there is a next observation wherever an episode or the batch ends."""
+    ends = batch.flat("terminated") | batch.flat("truncated")
+    ends[-batch.num_envs :] = True
+    ends[batch.tail_rows] = False
+    if ends.any():
+        raise SchemaMismatch(
+            f"the next observation of row {np.argmax(ends)} is missing, where an episode or the "
+            f"batch of shard {batch.shard} ends: tail_rows must name the row, and tail hold the "
+            "observation"
+        )
+
+
 def _is_whole(batch: Batch) -> bool:
     """Whether no episode ends in a batch: only its last time row has tails, in order."""
     rows, width, tails = batch.num_rows, batch.num_envs, batch.tail_rows
@@ -179,37 +268,3 @@ def _is_whole(batch: Batch) -> bool:
 def _last_time_row(rows: int, width: int, dtype: np.dtype[Any]) -> bytes:
     """Return the indices of the last time row; batches come in few sizes."""
     return np.arange(rows - width, rows, dtype=dtype).tobytes()
-
-
-def schema_of(batch: Batch) -> TableSchema:
-    """Return the columns of a batch."""
-    return TableSchema(
-        {name: ColumnSpec.of(batch.flat(name)) for name in batch.names},
-        tuple(batch.tail),
-        {name: ColumnSpec.of(part) for name, part in batch.state.items()},
-    )
-
-
-def schema_of_arrow(schema: pa.Schema) -> TableSchema:
-    """Return the columns of an Arrow schema of batches, without recurrent state."""
-    right = "ReplayStore(..., schema=batch.record_batch.schema)"
-    check_instance("schema", schema, pa.Schema, right)
-    rows = {
-        field.name: ColumnSpec.of(from_arrow(field, pa.array([], field.type))) for field in schema
-    }
-    for name, spec in rows.items():
-        if spec.dtype.hasobject and not pa.types.is_string(schema.field(name).type):
-            raise SchemaMismatch(
-                f"column {name!r} is of type {schema.field(name).type}, which a store cannot hold; "
-                f"the schema of a batch: {right}"
-            )
-    return TableSchema(rows, tuple(name for name in rows if name.split(".")[0] == "obs"), {})
-
-
-def _table(
-    rows: Mapping[str, ColumnSpec], tail: Mapping[str, ColumnSpec], state: Mapping[str, ColumnSpec]
-) -> dict[str, str]:
-    parts = {"column": rows, "next": tail, "state": state}
-    return {
-        f"{kind} {name!r}": str(spec) for kind, part in parts.items() for name, spec in part.items()
-    }

@@ -1,22 +1,21 @@
-"""Observations that are stacks of the last frames."""
+"""Observations that are stacks of the last frames; each frame is stored once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from clusterenv.data.batch import Batch
 from clusterenv.data.buffer_pool import BufferPool
 from clusterenv.data.checks import check_names, is_whole
 from clusterenv.data.spaces import Column
 from clusterenv.errors import ConfigError
+from clusterenv.store.table.slots import Block, Ints, put
 
-__all__ = ["Stack", "stack_starts", "take_rows"]
+__all__ = ["FrameHistory", "Stack", "stack_starts", "stacks_of", "take_rows"]
 
-Ints = npt.NDArray[np.int64]
 _SPOT_CHECKS = 32  # rows of each batch after the first
 
 
@@ -68,8 +67,7 @@ class Stack:
 
     def frame(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of one frame of an observation of this shape."""
-        fits = -len(shape) <= self.axis < len(shape) and shape[self.axis] == self.size
-        if not fits:
+        if not -len(shape) <= self.axis < len(shape) or shape[self.axis] != self.size:
             raise ConfigError(
                 f"stack={self.size} frames along axis {self.axis}, but observations have the shape "
                 f"{shape}; say which axis the frames lie along: stack=Stack({self.size}, axis=-1), "
@@ -103,29 +101,22 @@ class Stack:
         joined = take_rows(frames, history, buffers)
         if self.axis == 0:
             return joined
-        target = self.axis if self.axis < 0 else self.axis + 1
-        moved = np.moveaxis(joined, 1, target)
+        moved = np.moveaxis(joined, 1, self.axis if self.axis < 0 else self.axis + 1)
         out = buffers.empty(moved.shape, moved.dtype)
         out[...] = moved
         return out
 
     def check(self, batch: Batch, name: str, thorough: bool) -> None:
-        """Raise unless each stack continues the stack of the row before.
-
-        ``thorough`` checks all rows, otherwise some of them.
-        """
+        """Raise unless stacks continue those of the rows before: all of them, or only some."""
         stacks, step = self._frames_first(batch.flat(name)), batch.flat("step")
         width = batch.num_envs
         rows = np.flatnonzero(step[width:] > 0) + width
         if not thorough and len(rows) > _SPOT_CHECKS:
             rows = rows[:: len(rows) // _SPOT_CHECKS]
-        tails = np.arange(len(batch.tail_rows))
-        if not thorough:
-            tails = tails[:_SPOT_CHECKS]
-        ends = self._frames_first(batch.tail[name])[tails]
+        ends = batch.tail_rows if thorough else batch.tail_rows[:_SPOT_CHECKS]
         pairs = [
             (stacks[rows], stacks[rows - width], rows),
-            (ends, stacks[batch.tail_rows[tails]], batch.tail_rows[tails]),
+            (self._frames_first(batch.tail[name])[: len(ends)], stacks[ends], ends),
         ]
         for after, before, at in pairs:
             differs = (after[:, :-1] != before[:, 1:]).any(tuple(range(1, after.ndim)))
@@ -136,6 +127,11 @@ class Stack:
                     f"go on from the stack before it, so stack={self.size} would change it; leave "
                     "stack= out"
                 )
+
+
+def stacks_of(stack: Stack | None, observations: Sequence[str]) -> dict[str, Stack]:
+    """Return the observations that are stacks; none of them without ``stack``."""
+    return {} if stack is None else dict.fromkeys(stack.of(observations), stack)
 
 
 def take_rows(column: Column, rows: Column, buffers: BufferPool) -> Column:
@@ -150,3 +146,41 @@ def stack_starts(batch: Batch) -> Ints:
     begins = batch.flat("step") == 0
     begins[: batch.num_envs] = True
     return np.flatnonzero(begins)
+
+
+class FrameHistory:
+    """The slot ``previous`` to each frame, for the observations ``names`` that are stacks.
+
+    The older frames of a stack that does not continue the row before are in side slots.
+    """
+
+    def __init__(self, stack: Stack, names: Sequence[str], previous: Ints, capacity: int) -> None:
+        self.stack = stack
+        self.names = names
+        self.older = stack.size - 1
+        """Frames of a stack besides the newest."""
+        self._previous = previous
+        self._capacity = capacity
+
+    def owners(self, starts: Ints, first: int, rows: int, width: int) -> Ints:
+        """Return the last row that needs each older frame of the rows ``starts`` of a batch."""
+        last = np.minimum(starts + (self.older - 1) * width, rows - 1)
+        return first + np.repeat(last, self.older)
+
+    def add(
+        self, block: Block, batch: Batch, starts: Ints, slots: Ints, columns: Mapping[str, Column]
+    ) -> None:
+        """Store the older frames of the rows ``starts`` in side slots, and link all frames."""
+        slots = slots.reshape(len(starts), self.older)
+        previous = (np.arange(block.start, block.end) - block.num_envs) % self._capacity
+        for name in self.names:
+            columns[name][slots] = self.stack.older(batch.flat(name)[starts])
+        self._previous[slots[:, 1:]] = slots[:, :-1]
+        self._previous[slots[:, 0]] = slots[:, 0]
+        previous[starts] = slots[:, -1]
+        put(self._previous, block.start, previous, self._capacity)
+        self._previous[block.tail_slots] = block.tail_rows % self._capacity
+
+    def of(self, slots: Ints) -> Ints:
+        """Return the slots of all frames of the stacks in ``slots``, ``[slots, size]``."""
+        return self.stack.history(slots, self._previous)

@@ -91,10 +91,7 @@ class MemoryStorage:
 
 
 class FileStorage:
-    """Columns in memory-mapped files of a directory.
-
-    The files are working memory, not a record: closing the store removes them.
-    """
+    """Columns in memory-mapped files of a directory, which closing the store removes."""
 
     def __init__(self, directory: Path) -> None:
         known = (directory / "lock").is_file()

@@ -36,7 +36,7 @@ from clusterenv.store import (
     Uniform,
     open_snapshot,
 )
-from clusterenv.store.journal.manifest_file import read_manifest
+from clusterenv.store.journal.manifest import read_manifest
 
 Do = Callable[..., Any]
 

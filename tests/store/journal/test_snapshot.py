@@ -66,7 +66,11 @@ def by_load(directory: Path) -> list[float]:
 
 
 def by_episodes(directory: Path) -> set[float]:
-    return {float(reward) for episode in episodes(directory) for reward in episode.rewards}
+    return {
+        float(reward)
+        for episode in episodes(open_snapshot(directory))
+        for reward in episode.rewards
+    }
 
 
 def by_inspect(directory: Path) -> list[tuple[str, str]]:

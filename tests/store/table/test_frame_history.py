@@ -6,9 +6,8 @@ import numpy as np
 from batches import Fleet, Frames
 
 from clusterenv.data.buffer_pool import BufferPool
-from clusterenv.store.table.frame_history import FrameHistory
 from clusterenv.store.table.slots import Block, SideSlots, put
-from clusterenv.store.table.stacks import Stack, stack_starts
+from clusterenv.store.table.stacks import FrameHistory, Stack, stack_starts
 
 CAPACITY, SIDE = 40, 200
 

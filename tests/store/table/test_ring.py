@@ -365,7 +365,7 @@ def test_a_capacity_that_holds_no_row_is_refused(capacity: Any) -> None:
 
 @pytest.mark.parametrize("side", [0, -0.1, 1.5, float("nan"), "0.1"])
 def test_a_side_outside_its_range_is_refused(side: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"side={side!r} .*side=0\.1"):
+    with pytest.raises(ConfigError, match=rf"side must be .*, got {side!r}: .*side=0\.1"):
         ReplayStore(10, side=side)
 
 
