@@ -82,6 +82,7 @@ class Stream:
         self._puller = WeightPuller(self.cache, fetch, self._manifest.nbytes, self._deliver, first)
         self._changed = threading.Condition()
         self._arrived: Weights | None = None
+        self._promised = False  # whether weights were announced that have not arrived
         self._closed = False
         self._busy = False  # whether environments are being stepped
 
@@ -136,17 +137,25 @@ class Stream:
         return self._acting()
 
     def _synchronize(self, wait: bool) -> None:
-        """Load weights that have arrived; pull if the rule says so, and perhaps wait for them."""
+        """Load weights that have arrived; pull if the rule says so, and perhaps wait for them.
+
+        A restarted shard first waits for the weights that the head has sent it.
+        """
+        if self._promised and not self._loop.steps:
+            self._wait_for_weights()
         self._load()
         if self._client.decide():
             self._tell(MessageKind.PULL, False)
         while wait and self._client.wanted is not None:
-            with self._changed:
-                while self._arrived is None:
-                    if self._closed:
-                        raise Interrupted
-                    self._changed.wait()
+            self._wait_for_weights()
             self._load()
+
+    def _wait_for_weights(self) -> None:
+        with self._changed:
+            while self._arrived is None:
+                if self._closed:
+                    raise Interrupted
+                self._changed.wait()
 
     def _load(self) -> None:
         """Load the newest weights that have arrived, if any."""
@@ -212,6 +221,7 @@ class Stream:
             self._stop()
 
     def _receive_weights(self, header: Header, meta: WeightsMeta) -> None:
+        self._promised = True
         if meta.source is None:
             buffer = np.empty(self._manifest.nbytes, np.uint8)
             self._connection.recv_body(header, [buffer])
@@ -230,6 +240,7 @@ class Stream:
         if downloaded and self._relays:
             self._tell(MessageKind.HELD, weights.version)
         with self._changed:
+            self._promised = False
             if self._arrived is None or weights.version >= self._arrived.version:
                 self._arrived = weights
             self._changed.notify()

@@ -95,6 +95,16 @@ def pull(shard: Shard, version: int) -> None:
     shard.until(MessageKind.FRAGMENT)
 
 
+def test_a_restarted_shard_waits_for_the_weights_that_it_was_sent(shard: Shard) -> None:
+    shard.weights(7, FROM_CACHE)  # which another shard of the process is still downloading
+    shard.announce(7)
+    shard.send(MessageKind.CREDIT, ANY)
+    shard.send(MessageKind.PING, dumps(None))
+    assert Pong(*shard.until(MessageKind.PONG)).steps == 0
+    shard.stream.cache.put(weights(7))
+    assert FragmentMeta(*shard.until(MessageKind.FRAGMENT)).version == 7
+
+
 def test_pings_and_credits_are_served_while_another_shard_downloads_the_weights(
     shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:

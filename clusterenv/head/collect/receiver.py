@@ -111,6 +111,7 @@ class Receiver:
         self._weights = WeightService(fleet.roster, publisher, tally, self._send, spec.relays)
         for record in fleet.roster:
             record.version = spec.version
+            _handle(record).heartbeat.progress(self._looked)  # opening may take long
             self._multiplexer.add(_handle(record))
         most = options.max_shards or len(fleet.roster)
         self.supervisor = Supervisor(
@@ -363,6 +364,7 @@ class Receiver:
             if self._announced is not None:
                 self._weights.answer(record)
                 self._send(handle, MessageKind.ANNOUNCE, self._announced)
+            handle.heartbeat.progress(time.monotonic())  # opening may take long
             self._multiplexer.add(handle)
             self._grant(record)
             if record.index >= self._roster.wanted:

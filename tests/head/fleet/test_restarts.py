@@ -113,6 +113,25 @@ def test_an_environment_that_hangs_is_ended_with_its_process(
     check(batches)
 
 
+class SlowToMake(gym.Wrapper[Any, Any, Any, Any]):
+    """Takes longer to make than a worker may be silent."""
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        time.sleep(2)
+        super().__init__(env)
+
+
+def test_environments_that_take_long_to_make_do_not_count_as_silent(client: Client) -> None:
+    settings = {"clusterenv.timeout.silence": "1s"}
+    with (
+        dask.config.set(settings),
+        collecting(client, num_envs=1, shards=1, wrappers=(SlowToMake,)) as collector,
+    ):
+        assert wait_until(lambda: collector.stats().seconds > 1.5, 10)  # it was looked at meanwhile
+        collector.rollout()
+        assert collector.stats().restarts == 0
+
+
 @pytest.mark.parametrize("silence", ["1s", "3s"])
 def test_a_stopped_process_is_lost_and_cannot_deliver_when_it_returns(
     fragile: Client, silence: str
