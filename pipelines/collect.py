@@ -29,7 +29,7 @@ from pipelines import cli, dashboard, options, ranges
 from pipelines.agents import PPOAgent
 from pipelines.directories import check_kind, note_of
 from pipelines.display import Display, duration
-from pipelines.episodes import Episodes, Intake, mean
+from pipelines.episodes import BatchStream, Episodes, mean
 from pipelines.metrics import Metrics, collected
 from pipelines.q_networks import QNetwork, stack_of
 from pipelines.run import Interrupt
@@ -138,7 +138,7 @@ def _collect(args: Args, policy: Policy, journal: Journal) -> Result:
             dashboard.say_where(collector, display)
             interrupt.started()
             began = time.monotonic()
-            for batch in Intake(collector, episodes, interrupt):
+            for batch in BatchStream(collector, episodes, interrupt):
                 for part in cut(batch, args.rows - rows):
                     journal.append(part)
                     rows += part.num_rows

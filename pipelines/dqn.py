@@ -26,7 +26,7 @@ from clusterenv.policies import EpsilonGreedy
 from clusterenv.store import NStep, Prioritized, Ratio, ReplayStore, Uniform
 from pipelines import cli, dashboard, options, ranges
 from pipelines.display import Display, summary
-from pipelines.episodes import Episodes, Intake, mean
+from pipelines.episodes import BatchStream, Episodes, mean
 from pipelines.learner_args import FREE, LearnerArgs
 from pipelines.metrics import Metrics, collected
 from pipelines.q_networks import QNetwork, stack_of
@@ -301,7 +301,7 @@ class Training:
     def learn(self, collector: clusterenv.Collector, interrupt: Interrupt) -> None:
         """Learn while rows arrive, until the run is done or interrupted."""
         args, learner, base = self.args, self.learner, self.sampler.base
-        intake = Intake(collector, self.episodes, interrupt, rows=self.steps)
+        stream = BatchStream(collector, self.episodes, interrupt, rows=self.steps)
         past, began, committed = self.metrics, time.monotonic(), self.steps
 
         def log() -> None:
@@ -309,19 +309,19 @@ class Training:
 
         self.announce(collector, self.steps)
         try:
-            for sample in self.store.feed(intake, args.batch, tensors=True):
+            for sample in self.store.feed(stream, args.batch, tensors=True):
                 if args.anneal:
-                    learner.anneal(intake.rows)
+                    learner.anneal(stream.rows)
                 errors = learner.update(sample)
                 if isinstance(base, Prioritized):
                     self.store.update_priorities(sample["indices"], errors)
-                    part = min(1.0, intake.rows / args.total_steps)
+                    part = min(1.0, stream.rows / args.total_steps)
                     base.beta = args.beta + (1 - args.beta) * part
                 if learner.updates % args.publish_every == 0:
-                    self.announce(collector, intake.rows)
-                if intake.rows >= args.total_steps or interrupt.wanted:
+                    self.announce(collector, stream.rows)
+                if stream.rows >= args.total_steps or interrupt.wanted:
                     break
-                if intake.rows - self.steps >= args.log_every:
+                if stream.rows - self.steps >= args.log_every:
                     log()
                     if self.reached:
                         return

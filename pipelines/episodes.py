@@ -13,7 +13,7 @@ import numpy as np
 from clusterenv import Batch, Collector
 from pipelines.run import Interrupt
 
-__all__ = ["Episodes", "Intake", "mean"]
+__all__ = ["BatchStream", "Episodes", "mean"]
 
 WINDOW = 100
 
@@ -96,7 +96,7 @@ def mean(returns: Iterable[float]) -> float:
     return statistics.fmean(values) if values else math.nan
 
 
-class Intake:
+class BatchStream:
     """Passes a collector's batches on to a store, and counts them.
 
     Parameters
@@ -104,7 +104,7 @@ class Intake:
     collector
         Where batches come from.
     episodes
-        Books the returns.
+        Records the returns.
     interrupt
         When it is wanted, no further batch is taken.
     rows

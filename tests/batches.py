@@ -177,7 +177,7 @@ class Fleet:
         self.version = 0
 
     def restart(self, shard: int) -> None:
-        """Begin a shard anew, as after the loss of a worker."""
+        """Restart a shard, as after the loss of a worker."""
         self.incarnation[shard] += 1
         for at in [at for at in self._now if at[0] == shard]:
             self._now[at] = (0, 0)

@@ -154,7 +154,7 @@ def test_a_host_that_is_cut_off_and_comes_back(hosts: Hosts) -> None:
             assert take_until_restarted(collector, batches, 1)
             ip("link", "set", hosts.outer(1), "up")
             batches += collector.collect(1_000)
-            # Dask ends a worker that its scheduler gave up; whoever started it starts another.
+            # Dask ends a worker that its scheduler gave up; its parent process starts another.
             hosts.start_worker(1)
             on_host = f"tcp://{hosts.address(1)}:"
             assert wait_until(lambda: any(w.startswith(on_host) for w in client.nthreads()), 60)

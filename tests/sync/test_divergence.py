@@ -72,7 +72,7 @@ def test_a_version_that_was_replaced_on_its_way_to_a_shard_stops_nothing() -> No
     publisher = Publisher(policy, Divergence(0.1), layout, lambda: in_use)
     publisher.observe([np.zeros((8, 4), np.float32)], np.arange(8))
     publisher.publish(policy, {})
-    publisher.publish(policy, {})  # version 1 is in nobody's use, and is let go of
+    publisher.publish(policy, {})  # version 1 is in use nowhere, and is released
     in_use[1] = 1
     assert publisher.publish(policy, {}).divergences == {0: 0.0, 1: math.inf}
 

@@ -211,7 +211,7 @@ def test_collect_gives_at_least_the_rows_asked_for(client: Client) -> None:
 def test_a_slow_reader_slows_simulation_instead_of_filling_memory(client: Client) -> None:
     with cartpole(client, credits=3) as collector:
         first = next(iter(collector))
-        # Every ticket is used up, the one given back for the first batch too; then all rest.
+        # All credits are used, also the one granted for the first batch; then the shards wait.
         rows = 3 * 8 * 5 + 8 * first.num_envs
         assert wait_until(lambda: collector.stats().rows == rows)
         assert not wait_until(lambda: collector.stats().rows > rows, seconds=0.5)
@@ -246,7 +246,7 @@ def test_all_pull_above_the_threshold(client: Client) -> None:
         stats = collector.stats()
         assert stats.pulls == 2
         assert stats.weight_bytes == 2 * collector._publisher.newest.buffer.nbytes
-        # The same weights again: nothing has diverged, nobody pulls.
+        # The same weights again: nothing has diverged, no shard pulls.
         collector.publish(changed(policy, 0.5))
         collector.rollout()
         assert collector.stats().pulls == 2
@@ -339,7 +339,7 @@ def test_versions_that_cannot_be_compared_are_pulled(client: Client) -> None:
         with torch.no_grad():
             next(policy.parameters()).fill_(float("inf"))  # its actions are NaN
         collector.publish(policy)
-        with pytest.raises(errors.PolicyError):  # whoever had not pulled would act as before
+        with pytest.raises(errors.PolicyError):  # a shard that had not pulled would act as before
             collector.rollout()
 
 

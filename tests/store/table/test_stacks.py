@@ -33,7 +33,7 @@ def check(store: ReplayStore, added: list[Row], content: Frames | FramesAndSpeed
 
 
 def fill_and_check(store: ReplayStore, fleet: Fleet, content: Frames | FramesAndSpeed) -> None:
-    """Add batches until rows have left several times, with shards that begin anew."""
+    """Add batches until rows have left several times, with shards that are restarted."""
     added: list[Row] = []
     for turn in range(30):
         if turn % 8 == 7:
