@@ -74,7 +74,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Vector:
-    """Observations that say where they are from."""
+    """Observations that contain their origin."""
 
     names = ("obs",)
 
@@ -177,7 +177,7 @@ class Fleet:
         self.version = 0
 
     def restart(self, shard: int) -> None:
-        """Begin a shard anew, as after the loss of a worker."""
+        """Restart a shard, as after the loss of a worker."""
         self.incarnation[shard] += 1
         for at in [at for at in self._now if at[0] == shard]:
             self._now[at] = (0, 0)
