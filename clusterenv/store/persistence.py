@@ -56,9 +56,6 @@ class StoreJournal:
                 "it into another: ReplayStore.load(...)"
             )
 
-    def is_in(self, directory: Path) -> bool:
-        return directory.resolve() == self.journal.directory.resolve()
-
     def append(self, batch: Batch) -> None:
         if not self._lacks_rows:
             self._lacks_rows = True

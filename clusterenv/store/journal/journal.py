@@ -267,7 +267,7 @@ class Journal:
 
     def check_process(self) -> None:
         """Raise ``WrongProcess`` in a fork of the process that opened the journal."""
-        self._lock.check()
+        self._lock.guard.check()
 
     def _check_open(self) -> None:
         if self.closed:

@@ -111,7 +111,7 @@ class FileStorage:
 
     def check_process(self) -> None:
         """Raise ``WrongProcess`` in a fork, which shares the files of its parent."""
-        self._lock.check()
+        self._lock.guard.check()
 
     def check(self, columns: Needed, sampler: Needed, capacity: int) -> None:
         free = shutil.disk_usage(self._directory).free
