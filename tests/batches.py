@@ -74,7 +74,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Vector:
-    """Observations that say where they are from."""
+    """Observations that contain their origin."""
 
     names = ("obs",)
 

@@ -207,7 +207,6 @@ def to_minari(
 
 
 def _made(env: Any, right: str) -> gym.Env[Any, Any]:
-    """Return the environment, created if necessary."""
     try:
         made = gym.make(env) if isinstance(env, (str, EnvSpec)) else env
     except (gym.error.Error, ImportError, TypeError, ValueError) as error:
@@ -219,7 +218,6 @@ def _made(env: Any, right: str) -> gym.Env[Any, Any]:
 def _check_space(
     argument: str, space: spaces.Space[Any], root: str, rows: Mapping[str, Column], right: str
 ) -> None:
-    """Raise unless rows have the columns and shapes of a space."""
     wanted = [f"{leaf.name(root)} of shape {leaf.shape}" for leaf in Layout(space).leaves]
     found = [f"{name} of shape {column.shape[1:]}" for name, column in rows.items()]
     if sorted(wanted) != sorted(found):

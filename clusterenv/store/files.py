@@ -80,7 +80,7 @@ class DirectoryLock:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._guard = ProcessGuard(f"the store in {directory}", "files")
+        self.guard = ProcessGuard(f"the store in {directory}", "files")
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._fd = open_regular(directory / "lock", os.O_RDWR | os.O_CREAT)
@@ -107,11 +107,7 @@ class DirectoryLock:
     @property
     def is_held(self) -> bool:
         """Whether this process has the lock; false in a fork of that process."""
-        return self._guard.is_here and self._fd >= 0
-
-    def check(self) -> None:
-        """Raise ``WrongProcess`` in a fork of the process that has the lock."""
-        self._guard.check()
+        return self.guard.is_here and self._fd >= 0
 
     def release(self) -> None:
         """Release the lock; does nothing the second time, or in a fork."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -47,23 +48,15 @@ class StoreJournal:
         saved, buffer = self.journal.manifest.store, self._buffer
         if not saved:
             return
-        sampler = _as_code(saved["sampler"]), _as_code(_describe(buffer.sampler))
-        for name, was, now in (
-            ("capacity", f"{saved['capacity']:_}", f"{buffer.capacity:_}"),
-            ("sampler", *sampler),
-        ):
-            if was != now:
-                raise ConfigError(
-                    f"the journal {self.journal.directory} is of a store with {name}={was}, not "
-                    f"{now}; load it into another: ReplayStore.load(...)"
-                )
-
-    def is_in(self, directory: Path) -> bool:
-        """Whether this is the directory of the journal."""
-        return directory.resolve() == self.journal.directory.resolve()
+        was = f"capacity={saved['capacity']:_} and sampler={_as_code(saved['sampler'])}"
+        now = f"capacity={buffer.capacity:_} and sampler={_as_code(_describe(buffer.sampler))}"
+        if was != now:
+            raise ConfigError(
+                f"the journal {self.journal.directory} is of a store with {was}, not {now}; load "
+                "it into another: ReplayStore.load(...)"
+            )
 
     def append(self, batch: Batch) -> None:
-        """Write a batch."""
         if not self._lacks_rows:
             self._lacks_rows = True
             self.journal.append(batch)
@@ -82,11 +75,8 @@ class StoreJournal:
 
 def save(directory: Path, buffer: ReplayBuffer, note: Mapping[str, Any]) -> None:
     """Write everything to a directory; its previous contents stay valid until then."""
-    journal = Journal(directory, stack=buffer.stack)
-    try:
+    with contextlib.closing(Journal(directory, stack=buffer.stack)) as journal:
         _write_all(journal, buffer, note)
-    finally:
-        journal.close()
 
 
 def _write_all(journal: Journal, buffer: ReplayBuffer, note: Mapping[str, Any]) -> None:
@@ -152,11 +142,7 @@ def restore(
     skip_damaged: bool = False,
     random: bool = True,
 ) -> None:
-    """Restore rows, sampler and, if ``random``, random state; ``add`` adds a batch.
-
-    Raises ``ConfigError`` if the buffer holds rows already, or a batch cannot be added;
-    ``StoreDamaged`` if a file is missing or was altered, unless ``skip_damaged``.
-    """
+    """Restore rows, sampler and, if ``random``, random state; ``add`` adds a batch."""
     if buffer.added:
         raise ConfigError(
             f"the journal holds rows already, to which those of {snapshot.directory} cannot be "

@@ -137,7 +137,6 @@ class RateLimiter:
         """Batches of a feed that were larger than the ratio allowed."""
 
     def may_add(self, rows: int, added: int, sampled: int) -> bool:
-        """Whether a batch of ``rows`` rows may be added now."""
         if self.ratio is None or not self.sample_rows or self.starved:
             return True  # a learner that waits for rows must get them
         return self.ratio.may_add(rows, self.sample_rows, added=added, sampled=sampled)
@@ -151,7 +150,6 @@ class RateLimiter:
         return self.ratio.may_sample(n, added=added, sampled=sampled, rows=self.batch_rows)
 
     def check_add(self, rows: int, added: int, sampled: int) -> None:
-        """Raise ``RatioError`` unless :meth:`may_add`."""
         if not self.may_add(rows, added, sampled):
             raise RatioError(
                 f"the learner is behind: {added:,} rows were added and {sampled:,} sampled, "
@@ -160,7 +158,6 @@ class RateLimiter:
             )
 
     def check_sample(self, n: int, added: int, sampled: int) -> None:
-        """Raise ``RatioError`` unless :meth:`may_sample`."""
         self.sample_rows = max(self.sample_rows, n)
         if not self.may_sample(n, added, sampled):
             raise RatioError(

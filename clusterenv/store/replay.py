@@ -185,8 +185,10 @@ class ReplayStore:
         RatioError
             If the learner is too far ahead; add a batch first.
         """
-        n = None if n is None else self._check_n(n)
-        tensors = check_flag("tensors", tensors, "sample(256, tensors=True)")
+        if n is not None and not (type(n) is int and 0 < n <= self._max_sample):
+            n = self._check_n(n)
+        if tensors is not False:
+            tensors = check_flag("tensors", tensors, "sample(256, tensors=True)")
         with self._lock:
             self._check_open()
             buffer, limiter = self._buffer, self._limiter
@@ -271,7 +273,8 @@ class ReplayStore:
         with self._lock:
             self._check_open()
             path = check_path("directory", directory, "store.save('replay')")
-            if self._journal is not None and self._journal.is_in(path):
+            own = None if self._journal is None else self._journal.journal.directory.resolve()
+            if path.resolve() == own:
                 raise ConfigError(f"{directory} is this store's journal: store.commit()")
             persistence.save(path, self._buffer, self.note)
 
@@ -336,8 +339,6 @@ class ReplayStore:
         self.close()
 
     def _check_n(self, n: Any) -> int:
-        if type(n) is int and 0 < n <= self._max_sample:  # the common case
-            return n
         return check_whole("n", n, "store.sample(256)", least=1, most=self._max_sample)
 
     def _check_open(self, writing: bool = False) -> None:

@@ -23,6 +23,7 @@ from clusterenv.store.table.storage import FileStorage, MemoryStorage
 
 __all__ = ["ReplayBuffer", "ReplayStats", "check_priorities"]
 
+Array = npt.NDArray[Any]
 Numbers = npt.ArrayLike | torch.Tensor
 _MIN_SIDE = 1024  # side slots of every store, unless its capacity is smaller
 
@@ -48,10 +49,7 @@ class ReplayStats:
 
 
 class ReplayBuffer:
-    """Rows and their sampler, with the arguments of :class:`ReplayStore`.
-
-    The columns are allocated when they are known.
-    """
+    """Rows and their sampler, with the arguments of :class:`ReplayStore`."""
 
     def __init__(
         self,
@@ -73,7 +71,6 @@ class ReplayBuffer:
                 f"seed={seed!r} is no whole number from 0 on ({error}): ReplayStore(..., seed=1)"
             ) from error
         self.sampled = 0
-        """Rows sampled so far."""
         self.ring: Ring | None = None
         """The rows; ``None`` until the columns are known."""
         self.storage = MemoryStorage() if directory is None else FileStorage(directory)
@@ -83,12 +80,10 @@ class ReplayBuffer:
 
     @property
     def added(self) -> int:
-        """Rows ever added."""
         return 0 if self.ring is None else self.ring.end
 
     @property
     def stats(self) -> ReplayStats:
-        """Contents and counters."""
         ring = self.ring
         versions = [block.policy_version for block in ring.blocks] if ring else []
         return ReplayStats(
@@ -108,10 +103,8 @@ class ReplayBuffer:
         def columns_bytes(capacity: int) -> int:
             return bytes_needed(schema, capacity, self._side_slots(capacity), self.stack)
 
-        def sampler_bytes(capacity: int) -> int:
-            found = getattr(self.sampler, "bytes_needed", None)  # optional in custom samplers
-            return 0 if found is None else int(found(capacity))
-
+        # A custom sampler need not have this method.
+        sampler_bytes = getattr(self.sampler, "bytes_needed", lambda _: 0)
         self.storage.check(columns_bytes, sampler_bytes, self.capacity)
         side, allocate = self._side_slots(self.capacity), self.storage.allocate
         ring = Ring(schema, self.capacity, side, allocate, self.stack)
@@ -132,7 +125,6 @@ class ReplayBuffer:
         return admitted
 
     def add(self, batch: Batch, admitted: Admitted) -> None:
-        """Copy in a batch that was checked."""
         assert self.ring is not None
         self.sampler.added(self.ring.add(batch, admitted), batch)
 
@@ -144,14 +136,11 @@ class ReplayBuffer:
         ring = self.ring
         if ring is None or not len(ring):
             raise EmptyStore("the store holds no rows; add a batch first: store.add(batch)")
-        if names:
-            names = tuple(name for name in names if name not in ring.schema.obs)
         for name in names:
             if name not in ring.columns:
-                raise ConfigError(
-                    f"there is no column {name!r}; there are {', '.join(ring.columns)}"
-                )
-        return names
+                known = ", ".join(ring.columns)
+                raise ConfigError(f"there is no column {name!r}; there are {known}")
+        return tuple(name for name in names if name not in ring.schema.obs) if names else names
 
     def sample(self, n: int | None, columns: tuple[str, ...]) -> dict[str, Any]:
         """Draw and gather ``n`` rows, after :meth:`check_columns`."""
@@ -162,7 +151,7 @@ class ReplayBuffer:
         found["weights"] = weights
         return found
 
-    def update_priorities(self, rows: npt.NDArray[Any], priorities: npt.NDArray[Any]) -> None:
+    def update_priorities(self, rows: Array, priorities: Array) -> None:
         """Set the priorities of sampled rows, after :func:`check_priorities`."""
         if self.ring is None:
             raise EmptyStore("the store holds no rows; add a batch first: store.add(batch)")
@@ -177,7 +166,6 @@ class ReplayBuffer:
         self.sampler.update(rows.astype(np.int64, copy=False), priorities)
 
     def close(self) -> None:
-        """Release memory and files."""
         if self.ring is not None:
             self.ring.release()
         self.ring = None
@@ -187,9 +175,7 @@ class ReplayBuffer:
         return max(round(self.side * capacity), min(capacity, _MIN_SIDE))
 
 
-def check_priorities(
-    indices: Numbers, priorities: Numbers
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+def check_priorities(indices: Numbers, priorities: Numbers) -> tuple[Array, Array]:
     """Return indices and priorities as arrays of one length."""
     rows, values = _array("indices", indices), _array("priorities", priorities)
     if rows.ndim != 1 or rows.shape != values.shape:
@@ -200,7 +186,7 @@ def check_priorities(
     return rows, values
 
 
-def _array(name: str, values: Numbers) -> npt.NDArray[Any]:
+def _array(name: str, values: Numbers) -> Array:
     try:
         given = values.detach().cpu() if isinstance(values, torch.Tensor) else values
         array = np.asarray(given)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -128,9 +127,7 @@ class RolloutStore:
                 )
             self._count(dropped_rows=batch.num_rows, dropped_batches=1)
             return False
-        layout = _layout(batch)
-        if self._batches:
-            _check_alike(_layout(self._batches[0]), layout, batch.shard)
+        _check_alike(self._batches[0] if self._batches else batch, batch)
         self._batches.append(batch)
         self._count(accepted_rows=batch.num_rows)
         return True
@@ -179,11 +176,12 @@ def _layout(batch: Batch) -> dict[str, str]:
     return layout
 
 
-def _check_alike(expected: Mapping[str, str], got: Mapping[str, str], shard: int) -> None:
+def _check_alike(first: Batch, batch: Batch) -> None:
+    expected, got = _layout(first), _layout(batch)
     for part in [*expected, *(part for part in got if part not in expected)]:
         if expected.get(part) != got.get(part):
             raise ConfigError(
-                f"the batch of shard {shard} does not fit the batches held: {part} expected "
+                f"the batch of shard {batch.shard} does not fit the batches held: {part} expected "
                 f"{expected.get(part, 'none')}, got {got.get(part, 'none')}; take() what is held "
                 "before adding batches that differ"
             )

@@ -41,7 +41,7 @@ def test_there_is_always_one_side_that_may_go_on_and_the_ratio_holds(seed: int) 
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_sizes_that_change_stop_nobody_either(seed: int) -> None:
+def test_sizes_that_change_stop_neither_side(seed: int) -> None:
     rng = np.random.default_rng(seed)
     ratio = Ratio(float(rng.uniform(0.1, 20)), min_rows=int(rng.integers(1, 50)))
     store = ReplayStore(2000, ratio=ratio, side=1.0)
@@ -306,7 +306,7 @@ class Arrived:
             yield self.left.popleft()
 
 
-def test_a_batch_that_was_kept_is_added_by_whoever_feeds_next() -> None:
+def test_a_postponed_batch_is_added_by_the_next_feed() -> None:
     batches = sized([2, 2, 40, 2])
     source = Arrived(batches)
     store = ReplayStore(2000, side=1.0, ratio=Ratio(4), seed=0)

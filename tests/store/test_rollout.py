@@ -21,7 +21,7 @@ def fragment(
     columns: dict[str, np.ndarray] | None = None,
     **more: Any,
 ) -> Batch:
-    """Rows that say where they are from: ``obs`` is (time, global env)."""
+    """Rows that contain their origin: ``obs`` is (time, global env)."""
     time, env = np.mgrid[:horizon, first_env : first_env + num_envs].astype(np.float32)
     shaped = {
         "obs": np.stack([time, env], -1),

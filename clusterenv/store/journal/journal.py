@@ -50,7 +50,7 @@ class _SegmentWriter:
         self._crc = 0
         self._file = create(self._part)
         try:
-            self._arrow = pa.ipc.new_file(pa.PythonFile(self, "w"), schema)
+            self.arrow = pa.ipc.new_file(pa.PythonFile(self, "w"), schema)
         except BaseException:
             self.discard()
             raise
@@ -70,12 +70,9 @@ class _SegmentWriter:
     def close(self) -> None:
         """Do nothing: :meth:`seal` closes the file."""
 
-    def add(self, batch: pa.RecordBatch) -> None:
-        self._arrow.write_batch(batch)
-
     def seal(self, blocks: tuple[tuple[int, int, int], ...] = ()) -> Segment:
         """Sync the file to disk and rename it."""
-        self._arrow.close()
+        self.arrow.close()
         self._file.flush()
         os.fsync(self._file.fileno())
         nbytes = self._file.tell()
@@ -127,8 +124,9 @@ class Journal:
         self._blocks: list[tuple[int, int, int]] = []
         self._sealed: list[Segment] = []
         self.closed = False
+        self.manifest = StoreManifest()
         try:
-            self.manifest = self._begin()
+            self._begin()
         except BaseException:
             self._lock.release()
             raise
@@ -136,20 +134,18 @@ class Journal:
         numbers = [int(path.name.split("-")[1].split(".")[0]) for path in self._files()]
         self._serial = 1 + max(numbers, default=-1)
 
-    def _begin(self) -> StoreManifest:
-        if os.path.lexists(self.directory / MANIFEST) or row_files(self.directory):
-            manifest = read_manifest(self.directory)
-            if (manifest.segments or manifest.store) and manifest.stack != self._stack:
-                raise SchemaMismatch(
-                    f"{self.directory} was begun with stack={manifest.stack}, not {self._stack}; "
-                    "go on with that, or choose another directory"
-                )
-            return manifest
-        # Written before any row: a killed process never leaves rows without a manifest.
-        with self._writing():
-            self.manifest = StoreManifest()
-            write_manifest(self.directory, self.manifest)
-        return self.manifest
+    def _begin(self) -> None:
+        if not os.path.lexists(self.directory / MANIFEST) and not row_files(self.directory):
+            # Written before any row: a killed process never leaves rows without a manifest.
+            with self._writing():
+                write_manifest(self.directory, self.manifest)
+            return
+        found = self.manifest = read_manifest(self.directory)
+        if (found.segments or found.store) and found.stack != self._stack:
+            raise SchemaMismatch(
+                f"{self.directory} was begun with stack={found.stack}, not {self._stack}; go on "
+                "with that, or choose another directory"
+            )
 
     @property
     def pending(self) -> int:
@@ -181,7 +177,7 @@ class Journal:
                 self._seal()
             if self._open is None:
                 self._open = _SegmentWriter(self._new_file("rows"), rows.schema)
-            self._open.add(rows)
+            self._open.arrow.write_batch(rows)
             self._blocks.append(block)
             if sum(count for count, _, _ in self._blocks) >= self._segment_rows:
                 self._seal()
@@ -271,7 +267,7 @@ class Journal:
 
     def check_process(self) -> None:
         """Raise ``WrongProcess`` in a fork of the process that opened the journal."""
-        self._lock.check()
+        self._lock.guard.check()
 
     def _check_open(self) -> None:
         if self.closed:
@@ -311,7 +307,7 @@ class Journal:
         schema = pa.schema(fields)
         file = _SegmentWriter(self._new_file("state"), schema)
         try:
-            file.add(pa.record_batch(list(arrays), schema=schema))
+            file.arrow.write_batch(pa.record_batch(list(arrays), schema=schema))
             return file.seal()
         except BaseException:
             file.discard()

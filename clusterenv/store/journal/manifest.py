@@ -90,8 +90,7 @@ class StoreManifest:
         for at, segment in enumerate(self.segments):
             name = segment.file
             if not name.startswith("rows-") or name in files or not segment.rows:
-                wanted = "a file with rows, named once"
-                raise _invalid(f"segments[{at}].file", name, wanted)
+                raise _invalid(f"segments[{at}].file", name, "a file with rows, named once")
             files.add(name)
         if self.state is not None and (not self.state.file.startswith("state-") or self.state.rows):
             raise _invalid("state.file", self.state.file, "a file of a sampler's state")
@@ -220,7 +219,12 @@ def read_manifest(directory: Path) -> StoreManifest:
         envelope = json.loads(raw)
         version = envelope["format"]
         if is_whole(version) and version != FORMAT:
-            raise StoreUnreadable(_other_format(directory, version))
+            newer = "a newer one wrote it: pip install --upgrade clusterenv"
+            older = f"an older one wrote it, and reads it. {_without_manifest(directory)}"
+            raise StoreUnreadable(
+                f"{path} has format {version}, and this version of ClusterEnv reads {FORMAT}; "
+                f"{newer if version > FORMAT else older}"
+            )
         text = envelope["manifest"]
         if not is_whole(version) or zlib.crc32(text.encode()) != envelope["crc32"]:
             raise _damaged(directory)
@@ -263,15 +267,6 @@ def _damaged(directory: Path, fault: str = "was altered or cut") -> StoreDamaged
 def row_files(directory: Path) -> list[Path]:
     """Return the files of rows in a directory, committed or not."""
     return sorted(directory.glob(f"rows-{'[0-9]' * 8}.arrow"))
-
-
-def _other_format(directory: Path, version: int) -> str:
-    has = f"has format {version}, and this version of ClusterEnv reads {FORMAT}"
-    if version > FORMAT:
-        advice = "a newer one wrote it: pip install --upgrade clusterenv"
-    else:
-        advice = f"an older one wrote it, and reads it. {_without_manifest(directory)}"
-    return f"{directory / MANIFEST} {has}; {advice}"
 
 
 def _without_manifest(directory: Path) -> str:

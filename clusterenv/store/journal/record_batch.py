@@ -20,6 +20,7 @@ from clusterenv.store.table.stacks import Stack, stack_starts, stacks_of
 
 __all__ = ["from_record_batch", "to_record_batch"]
 
+_Sparse = tuple[Any, Column]  # rows, and their values
 _ORIGIN = {"run": np.int64, "shard": np.int32, "incarnation": np.int32}
 
 
@@ -55,7 +56,7 @@ def from_record_batch(
 ) -> Batch:
     """Return the batch that was converted to this record batch."""
     columns: dict[str, Column] = {}
-    sparse: dict[str, tuple[Any, Column]] = {}
+    sparse: dict[str, _Sparse] = {}
     for field, array in zip(rows.schema, rows.columns, strict=True):
         if pa.types.is_list(field.type) or field.name.startswith("next_obs"):
             sparse[field.name] = from_sparse(field, array)
@@ -67,9 +68,8 @@ def from_record_batch(
     for name in observations:
         tail_rows, tail[name] = sparse[f"next_{name}"]
     for name, stacked in stacks_of(stack, observations).items():
-        columns[name], tail[name] = _stacked(
-            columns[name], *sparse[f"older_{name}"], tail_rows, tail[name], num_envs, stacked
-        )
+        older, ends = sparse[f"older_{name}"], sparse[f"next_{name}"]
+        columns[name], tail[name] = _stacked(columns[name], older, ends, num_envs, stacked)
     states = {name: values for name, (_, values) in sparse.items() if name.startswith("state.")}
     return Batch(
         columns,
@@ -85,25 +85,20 @@ def from_record_batch(
 
 
 def _stacked(
-    frames: Column,
-    starts: Any,
-    older: Column,
-    tail_rows: Any,
-    tail: Column,
-    num_envs: int,
-    stack: Stack,
+    frames: Column, older: _Sparse, tail: _Sparse, num_envs: int, stack: Stack
 ) -> tuple[Column, Column]:
     """Return the stacks of rows and tails, from single frames."""
+    (starts, before_starts), (tail_rows, last) = older, tail
     rows, before = len(frames), stack.size - 1
-    if older.shape[1:] != (before, *frames.shape[1:]):
-        raise ValueError(f"older frames of shape {older.shape[1:]}, but stack={stack}")
-    pool = np.concatenate([frames, older.reshape(-1, *frames.shape[1:]), tail])
+    if before_starts.shape[1:] != (before, *frames.shape[1:]):
+        raise ValueError(f"older frames of shape {before_starts.shape[1:]}, but stack={stack}")
+    pool = np.concatenate([frames, before_starts.reshape(-1, *frames.shape[1:]), last])
     previous = np.arange(len(pool))
     previous[:rows] -= num_envs
     side = (rows + np.arange(len(starts) * before)).reshape(len(starts), before)
     previous[side[:, 1:]] = side[:, :-1]
     previous[starts] = side[:, -1]
-    ends = rows + side.size + np.arange(len(tail))
+    ends = rows + side.size + np.arange(len(last))
     previous[ends] = tail_rows
     buffers = BufferPool()
     return (

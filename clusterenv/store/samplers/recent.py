@@ -53,7 +53,7 @@ class Recent(Transitions):
         block, used = self._blocks[at]
         rows = block.end - block.start
         if n is not None and n != rows:
-            raise ConfigError(f"Recent hands out whole batches of {rows} rows, not {n}: sample()")
+            raise ConfigError(f"Recent returns whole batches of {rows} rows, not {n}: sample()")
         if used + 1 < self.uses:
             self._blocks[at] = block, used + 1
         else:

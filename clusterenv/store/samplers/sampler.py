@@ -63,7 +63,7 @@ class Sampler(Protocol):
         """Restore the state, after all rows were added."""
 
 
-def check_sampler(given: Any) -> Sampler:
+def check_sampler(given: Sampler) -> Sampler:
     """Return the object, or raise ``ConfigError`` if it is no sampler."""
     if isinstance(given, type):
         raise ConfigError(
@@ -79,8 +79,7 @@ def check_sampler(given: Any) -> Sampler:
             f"{type(given).__name__} has no {', '.join(missing)}, which a store asks of a sampler; "
             f"take them from another: class {type(given).__name__}(Uniform)"
         )
-    sampler: Sampler = given
-    return sampler
+    return given
 
 
 class Transitions:
@@ -136,7 +135,7 @@ def _ones(count: int) -> npt.NDArray[np.float32]:
 def required(n: int | None, sampler: str) -> int:
     """Return ``n``, or raise if it is ``None``."""
     if n is None:
-        raise ConfigError(f"{sampler} must be told how many rows: store.sample(256)")
+        raise ConfigError(f"{sampler} needs the number of rows: store.sample(256)")
     return n
 
 

@@ -67,13 +67,6 @@ class SumTree:
     Each node stores the running sums of its children, so one vector comparison finds the child to
     descend to. All sums are computed from the leaves: rounding errors do not accumulate, and
     setting a leaf twice in one call is safe.
-
-    Examples
-    --------
-    >>> tree = SumTree(4)
-    >>> tree.put(np.array([0, 3]), np.array([1.0, 3.0]))
-    >>> tree.total, tree.find(np.array([0.5, 1.5, 3.9])).tolist()
-    (4.0, [0, 3, 3])
     """
 
     def __init__(self, size: int, level: type[Level] | None = None) -> None:
@@ -96,12 +89,6 @@ class SumTree:
         depth, top = _shape(size)
         numbers = sum(top << (_SHIFT * level) for level in range(depth + 1))
         return 8 * (2 * numbers + 1)  # each sum, and the running sum before it
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays."""
-        levels = sum(level.sums.nbytes + level.before.nbytes for level in self._levels)
-        return self.leaves.nbytes + levels + self._running.nbytes
 
     @property
     def total(self) -> float:

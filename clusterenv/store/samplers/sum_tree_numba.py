@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numba
-import numpy as np
 
 from clusterenv.store.samplers.sum_tree import FAN, Floats, Ints, Level
 
@@ -26,7 +25,7 @@ class CompiledLevel(Level):
         _add_up(at, self.children, self.before, self.sums)
 
     def add_up_range(self, start: int, end: int) -> None:
-        _add_up(np.arange(start, end), self.children, self.before, self.sums)
+        _add_up_range(start, end, self.children, self.before, self.sums)
 
 
 def _compiled(signature: str) -> Callable[[Callable[..., None]], Any]:
@@ -55,6 +54,16 @@ def _descend(at: Ints, rest: Floats, before: Floats) -> None:
 @_compiled("(i8[::1], f8[:, ::1], f8[:, ::1], f8[::1])")
 def _add_up(at: Ints, children: Floats, before: Floats, sums: Floats) -> None:
     for node in at:
+        running = 0.0
+        for k in range(_FAN):
+            before[node, k] = running
+            running += children[node, k]
+        sums[node] = running
+
+
+@_compiled("(i8, i8, f8[:, ::1], f8[:, ::1], f8[::1])")
+def _add_up_range(start: int, end: int, children: Floats, before: Floats, sums: Floats) -> None:
+    for node in range(start, end):
         running = 0.0
         for k in range(_FAN):
             before[node, k] = running

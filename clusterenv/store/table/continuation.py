@@ -110,7 +110,6 @@ class _Run:
     def add(
         self, batch: Batch, envs: Envs, start: int, first: int
     ) -> tuple[range, range] | tuple[Ints, Ints]:
-        """Register a batch of this run; see :meth:`Continuations.add`."""
         width = batch.num_envs
         self.end = start + batch.num_rows
         last = self.end - width

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,13 +67,6 @@ class TableSchema:
                     "the batches of a Collector"
                 )
 
-    def columns(self, batch: Batch) -> list[Column]:
-        """Return the columns of a batch in the order of the schema; raise if others are there."""
-        columns = self._columns(batch)
-        if columns is None:
-            raise self._mismatch(batch)
-        return columns
-
     @functools.cached_property
     def _dtypes(self) -> list[np.dtype[Any]]:
         return [spec.dtype for spec in self.rows.values()]
@@ -85,8 +78,8 @@ class TableSchema:
             lambda rows: [(rows, *spec.shape) for spec in self.rows.values()]
         )
 
-    def _columns(self, batch: Batch) -> list[Column] | None:
-        """Return the columns of a batch; ``None`` if it does not fit."""
+    def columns(self, batch: Batch) -> list[Column] | None:
+        """Return the columns of a batch in the order of the schema; ``None`` if they differ."""
         rows, width, tails = batch.num_rows, batch.num_envs, len(batch.tail_rows)
         if not rows or rows % width or len(batch.names) != len(self.rows):
             return None
@@ -110,7 +103,7 @@ class TableSchema:
                 return None
         return columns
 
-    def _mismatch(self, batch: Batch) -> SchemaMismatch | ConfigError:
+    def mismatch(self, batch: Batch) -> SchemaMismatch | ConfigError:
         """Return the error that names the difference."""
         rows, width, ends = batch.num_rows, batch.num_envs, len(batch.tail_rows)
         wanted = _table(self.rows, {name: self.rows[name] for name in self.obs}, self.state)
@@ -185,12 +178,19 @@ class Admitted:
     envs: Envs
 
 
+@dataclass(slots=True)
 class Admission:
     """Decides whether a table of these columns and sizes can take a batch."""
 
-    def __init__(
-        self, schema: TableSchema, capacity: int, side: int, stack: Stack | None = None
-    ) -> None:
+    schema: TableSchema
+    capacity: int
+    side: int
+    stack: Stack | None = None
+    stacked: list[str] = field(init=False)
+    """Observations that are stacks of frames."""
+
+    def __post_init__(self) -> None:
+        schema = self.schema
         observations = [name for name in schema.rows if name.split(".")[0] == "obs"]
         if set(schema.obs) != set(observations):
             raise SchemaMismatch(
@@ -198,24 +198,22 @@ class Admission:
                 f"{', '.join(schema.obs) or 'missing'}; tail must hold each of them, as in the "
                 "batches of a Collector"
             )
-        self._schema = schema
-        self._capacity = capacity
-        self._side = side
-        self._stack = stack
-        self.stacked = list(stacks_of(stack, schema.obs))
-        """Observations that are stacks of frames."""
-        if stack is not None:
-            for name in self.stacked:
-                stack.frame(schema.rows[name].shape)
+        stacks = stacks_of(self.stack, schema.obs)
+        for name in stacks:
+            stacks[name].frame(schema.rows[name].shape)
+        self.stacked = list(stacks)
 
     def check(self, batch: Batch, continuations: Continuations, thorough: bool) -> Admitted:
         """Raise if a batch cannot be added; ``thorough`` checks all stacks of frames, not some."""
-        columns, whole = self._schema.columns(batch), _is_whole(batch)
-        if batch.num_rows > self._capacity:
+        columns = self.schema.columns(batch)
+        if columns is None:
+            raise self.schema.mismatch(batch)
+        if batch.num_rows > self.capacity:
             raise ConfigError(
                 f"a batch of {batch.num_rows:,} rows does not fit into capacity="
-                f"{self._capacity:,}: ReplayStore({10 * batch.num_rows:_})"
+                f"{self.capacity:,}: ReplayStore({10 * batch.num_rows:_})"
             )
+        whole = _is_whole(batch)
         tail_rows: Ints = batch.tail_rows
         tail: Mapping[str, Column] = batch.tail
         if not whole:
@@ -225,16 +223,16 @@ class Admission:
                 tail_rows = tail_rows[order]
                 tail = {name: column[order] for name, column in tail.items()}
         starts, side_slots = None, len(tail_rows)
-        if self._stack is not None:
+        if self.stack is not None:
             for name in self.stacked:
-                self._stack.check(batch, name, thorough)
+                self.stack.check(batch, name, thorough)
             starts = stack_starts(batch)
-            side_slots += len(starts) * (self._stack.size - 1)
-        if side_slots > self._side:
+            side_slots += len(starts) * (self.stack.size - 1)
+        if side_slots > self.side:
             raise ConfigError(
                 f"a batch of {batch.num_rows:,} rows has {side_slots:,} observations beside those "
                 f"of its rows (ends of episodes and of fragments), and there is room for "
-                f"{self._side:,}: collect with a longer horizon, or ReplayStore(..., side=1.0)"
+                f"{self.side:,}: collect with a longer horizon, or ReplayStore(..., side=1.0)"
             )
         envs = continuations.check(batch)
         return Admitted(columns, whole, tail_rows, tail, starts, side_slots, envs)

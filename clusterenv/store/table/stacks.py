@@ -70,7 +70,7 @@ class Stack:
         if not -len(shape) <= self.axis < len(shape) or shape[self.axis] != self.size:
             raise ConfigError(
                 f"stack={self.size} frames along axis {self.axis}, but observations have the shape "
-                f"{shape}; say which axis the frames lie along: stack=Stack({self.size}, axis=-1), "
+                f"{shape}; give the axis of the frames: stack=Stack({self.size}, axis=-1), "
                 f"or which observations are stacks: Stack({self.size}, only=('obs.image',))"
             )
         axis = self.axis % len(shape)

@@ -51,6 +51,7 @@ def available_memory() -> int:
 
 
 def _check_free(needed: Needed, free: int, capacity: int, where: str, advice: str) -> None:
+    """Raise ``StoreTooLarge`` unless the bytes for this capacity are free."""
     usable = int(free * (1 - _RESERVE))
     if needed(capacity) <= usable:
         return
@@ -74,13 +75,9 @@ class MemoryStorage:
         """Do nothing: a fork cannot change its parent's memory."""
 
     def check(self, columns: Needed, sampler: Needed, capacity: int) -> None:
-        """Raise ``StoreTooLarge`` if there is not enough free memory."""
-
-        def needed(capacity: int) -> int:
-            return columns(capacity) + sampler(capacity)
-
         advice = ", or put the columns into files: ReplayStore(..., directory='replay')"
-        _check_free(needed, available_memory(), capacity, "memory", advice)
+        free = available_memory()
+        _check_free(lambda n: columns(n) + sampler(n), free, capacity, "memory", advice)
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Column:
         """Return an array; its pages are allocated when they are written."""
@@ -94,12 +91,12 @@ class FileStorage:
     """Columns in memory-mapped files of a directory, which closing the store removes."""
 
     def __init__(self, directory: Path) -> None:
-        known = (directory / "lock").is_file()
         self._directory = directory / "columns"
-        if self._directory.exists() and not known:
+        right = f"ReplayStore(..., directory={str(directory / 'replay')!r})"
+        if self._directory.exists() and not (directory / "lock").is_file():
             raise StoreUnreadable(
                 f"{self._directory} is there, and no store made it; choose another directory: "
-                f"ReplayStore(..., directory={str(directory / 'replay')!r})"
+                f"{right}"
             )
         self._lock = DirectoryLock(directory)
         shutil.rmtree(self._directory, ignore_errors=True)  # left by a killed process
@@ -109,16 +106,14 @@ class FileStorage:
         except OSError as error:
             self._lock.release()
             raise StoreUnreadable(
-                f"{self._directory} cannot be made: {error}; choose another directory: "
-                f"ReplayStore(..., directory={str(directory / 'replay')!r})"
+                f"{self._directory} cannot be made: {error}; choose another directory: {right}"
             ) from error
 
     def check_process(self) -> None:
         """Raise ``WrongProcess`` in a fork, which shares the files of its parent."""
-        self._lock.check()
+        self._lock.guard.check()
 
     def check(self, columns: Needed, sampler: Needed, capacity: int) -> None:
-        """Raise ``StoreTooLarge`` if disk, or memory for the sampler, is too small."""
         free = shutil.disk_usage(self._directory).free
         _check_free(columns, free, capacity, f"the disk of {self._directory}", "")
         _check_free(sampler, available_memory(), capacity, "memory for priorities", "")

@@ -88,10 +88,10 @@ def test_uniform_has_no_priorities_and_says_who_has() -> None:
 
 
 @pytest.mark.parametrize("sampler", [Uniform(), Prioritized(), NStep(2, 0.9), Sequences(2)])
-def test_the_number_of_rows_must_be_said(sampler: Sampler) -> None:
+def test_the_number_of_rows_is_required(sampler: Sampler) -> None:
     store = ReplayStore(70, sampler=sampler)
     fill(store, Fleet(), 1)
-    with pytest.raises(ConfigError, match=r"how many rows: store\.sample\(256\)"):
+    with pytest.raises(ConfigError, match=r"needs the number of rows: store\.sample\(256\)"):
         store.sample()
 
 

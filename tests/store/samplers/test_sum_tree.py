@@ -98,14 +98,14 @@ def test_compiled_loops_give_the_same_to_the_last_bit() -> None:
 
 
 @pytest.fixture
-def anew() -> Iterator[None]:
-    """Let the kind of level be chosen anew, here and afterwards."""
+def uncached_level() -> Iterator[None]:
+    """Choose the kind of level again, here and afterwards."""
     sum_tree._level_kind.cache_clear()
     yield
     sum_tree._level_kind.cache_clear()
 
 
-@pytest.mark.usefixtures("anew")
+@pytest.mark.usefixtures("uncached_level")
 def test_numba_is_used_where_it_is_and_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum_tree._level_kind() is CompiledLevel
     sum_tree._level_kind.cache_clear()
@@ -113,7 +113,7 @@ def test_numba_is_used_where_it_is_and_is_not_needed(monkeypatch: pytest.MonkeyP
     assert sum_tree._level_kind() is Level
 
 
-@pytest.mark.usefixtures("anew")
+@pytest.mark.usefixtures("uncached_level")
 def test_a_numba_that_does_not_fit_is_named_and_left_out(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

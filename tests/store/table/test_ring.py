@@ -288,7 +288,7 @@ def test_a_batch_larger_than_the_store_names_a_capacity() -> None:
 
 
 @pytest.mark.parametrize("env", [-1, 2**30])
-def test_environments_that_nobody_has_are_refused(env: int) -> None:
+def test_invalid_environment_numbers_are_refused(env: int) -> None:
     fleet = Fleet()
     store = store_of(100)
     rows = fill(store, fleet, 2)

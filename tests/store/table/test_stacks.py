@@ -17,8 +17,13 @@ from batches import (
     transitions,
 )
 
+from clusterenv.data.buffer_pool import BufferPool
 from clusterenv.errors import ConfigError
 from clusterenv.store import ReplayStore, Stack, Uniform
+from clusterenv.store.table.slots import Block, SideSlots, put
+from clusterenv.store.table.stacks import FrameHistory, stack_starts
+
+CAPACITY, SIDE = 40, 200
 
 
 def store_of(capacity: int, content: Frames, **options: float) -> ReplayStore:
@@ -33,7 +38,7 @@ def check(store: ReplayStore, added: list[Row], content: Frames | FramesAndSpeed
 
 
 def fill_and_check(store: ReplayStore, fleet: Fleet, content: Frames | FramesAndSpeed) -> None:
-    """Add batches until rows have left several times, with shards that are restarted."""
+    """Add batches until rows have left several times, with shards that restart."""
     added: list[Row] = []
     for turn in range(30):
         if turn % 8 == 7:
@@ -161,3 +166,41 @@ def test_vectors_are_no_stacks() -> None:
 def test_less_than_two_frames_are_no_stack(size: int) -> None:
     with pytest.raises(ConfigError, match=rf"stack={size} is no stack.*stack=4"):
         ReplayStore(100, stack=size)
+
+
+# Frames, without a store
+
+
+def test_stacks_are_rebuilt_from_frames_that_are_stored_once() -> None:
+    stack, fleet = Stack(4), Fleet(Frames(), shards=1, envs=2, horizon=8, episode=5)
+    column = np.zeros((CAPACITY + SIDE, 6, 6), np.uint8)
+    frames = FrameHistory(stack, ["obs"], np.zeros(CAPACITY + SIDE, np.int64), CAPACITY)
+    side = SideSlots(np.zeros(SIDE, np.int64), CAPACITY, ordered=False)
+    end = 35  # the rows wrap around
+    batch, rows = fleet.next()
+    starts = stack_starts(batch)
+    assert starts.tolist() == [
+        at for at, row in enumerate(rows) if at < batch.num_envs or not row.step
+    ]
+    owners = frames.owners(starts, end, batch.num_rows, batch.num_envs)
+    assert owners.max() < end + batch.num_rows
+    older, _ = side.take(owners)
+    order = np.argsort(batch.tail_rows)
+    tail_rows = end + batch.tail_rows[order]
+    tail_slots, _ = side.take(tail_rows)
+    block = Block(end, end + batch.num_rows, batch.num_envs, 0, 0, 0, 0, tail_rows, tail_slots)
+    put(column, end, stack.newest(batch.flat("obs")), CAPACITY)
+    column[tail_slots] = stack.newest(batch.tail["obs"][order])
+    frames.add(block, batch, starts, older, {"obs": column})
+    slots = np.arange(end, block.end) % CAPACITY
+    found = stack.join(column, frames.of(slots), BufferPool())
+    np.testing.assert_array_equal(found, batch.flat("obs"))
+    found = stack.join(column, frames.of(tail_slots), BufferPool())
+    np.testing.assert_array_equal(found, batch.tail["obs"][order])
+
+
+def test_older_frames_are_needed_as_long_as_a_stack_contains_them() -> None:
+    frames = FrameHistory(Stack(4), ["obs"], np.zeros(60, np.int64), CAPACITY)
+    owners = frames.owners(np.array([0, 1, 10]), first=100, rows=12, width=2)
+    # Three older frames each, until two time rows later, or until the batch ends.
+    assert owners.tolist() == [104] * 3 + [105] * 3 + [111] * 3
