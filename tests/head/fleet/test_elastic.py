@@ -272,7 +272,7 @@ def _immortal(cluster: LocalCluster) -> dict[str, Any]:
 def test_adaptive_scaling_never_takes_a_worker_with_a_shard() -> None:
     with clusterenv.connect("local", n_workers=3) as client, collecting(client) as collector:
         collector.collect(100)
-        held = {handle.worker for handle in collector._fleet.handles}
+        held = {shard.worker for shard in collector.shards}
         client.cluster.adapt(minimum=0, maximum=3, interval="200ms", wait_count=2)
         assert wait_until(lambda: set(client.nthreads()) == held, 20)  # the third was free
         time.sleep(2)

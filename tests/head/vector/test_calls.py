@@ -13,7 +13,7 @@ from clusterenv.errors import NothingSent, ResetNeeded, ResultsPending, WaitTime
 from clusterenv.head.vector.calls import AsyncState, Calls
 
 WAITING = [AsyncState.WAITING_RESET, AsyncState.WAITING_STEP, AsyncState.WAITING_CALL]
-NOBODY = np.zeros(3, np.bool_)
+NONE_ENDED = np.zeros(3, np.bool_)
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_a_reset_must_follow_when_nobody_saw_the_results_of_a_step(
 def test_without_autoreset_an_episode_that_is_over_needs_a_reset() -> None:
     calls = Calls(3, autoreset=False)
     calls.reset(None)
-    calls.stepped(slice(None), np.array([False, True, False]), NOBODY)
+    calls.stepped(slice(None), np.array([False, True, False]), NONE_ENDED)
     calls.stepped(np.array([2]), np.array([False]), np.array([True]))
     calls.check_ready("send", np.array([0]))
     with pytest.raises(ResetNeeded, match=r"environments \[1, 2\] are over.*reset_mask"):
