@@ -16,16 +16,19 @@ if TYPE_CHECKING:
     from clusterenv.head.fleet.launch import env_spaces
     from clusterenv.head.fleet.restarts import Restarts
     from clusterenv.head.fleet.roster import ShardInfo
+    from clusterenv.head.monitor.follower import follow
     from clusterenv.head.monitor.stats import Stats
     from clusterenv.head.vector.cluster_env import ClusterEnv
     from clusterenv.head.vector.make_vec import make_vec
     from clusterenv.head.vector.sb3 import SB3VecEnv as SB3VecEnv
     from clusterenv.simulation.env_faults import EnvFaults
     from clusterenv.store import ReplayStore, RolloutStore, open_dataset, to_minari
+    from clusterenv.sync.announcement import Announcement
     from clusterenv.sync.rules import Divergence, Every, EveryVersion, Never
 
 # Without SB3VecEnv: ``from clusterenv import *`` must not need Stable-Baselines3.
 __all__ = [
+    "Announcement",
     "Batch",
     "ClusterEnv",
     "Collector",
@@ -44,6 +47,7 @@ __all__ = [
     "connect",
     "env_spaces",
     "errors",
+    "follow",
     "make_vec",
     "open_dataset",
     "policies",
@@ -63,12 +67,14 @@ _MODULES = {
     "head.fleet.launch": ("env_spaces",),
     "head.fleet.restarts": ("Restarts",),
     "head.fleet.roster": ("ShardInfo",),
+    "head.monitor.follower": ("follow",),
     "head.monitor.stats": ("Stats",),
     "head.vector.cluster_env": ("ClusterEnv",),
     "head.vector.make_vec": ("make_vec",),
     "head.vector.sb3": ("SB3VecEnv",),
     "simulation.env_faults": ("EnvFaults",),
     "store": ("ReplayStore", "RolloutStore", "open_dataset", "to_minari"),
+    "sync.announcement": ("Announcement",),
     "sync.rules": ("Divergence", "Every", "EveryVersion", "Never"),
 }
 _DEFINED_IN = {name: module for module, names in _MODULES.items() for name in names}

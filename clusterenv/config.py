@@ -47,6 +47,9 @@ def check() -> None:
     seconds("watch")
     for name in ("message", "extras"):
         nbytes(f"channel.{name}")
+    share = get("publish.share")
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
+        raise ConfigError(f"clusterenv.publish.share={shown(share)} is no share of a core: 0.05")
     if get("worker.tune") not in (True, False, "auto"):
         raise ConfigError(
             f"clusterenv.worker.tune={shown(get('worker.tune'))}; one of 'auto', True and False"

@@ -17,9 +17,9 @@ from clusterenv.data.buffer_pool import BufferPool
 from clusterenv.data.pickling import dumps, loads
 from clusterenv.data.spaces import Column, Layout
 from clusterenv.policies.policy import Context, Policy
+from clusterenv.sync.announcement import Announcement
 from clusterenv.sync.divergence import Probe, mean_divergence
 from clusterenv.sync.rules import SyncRule
-from clusterenv.sync.subscriber import Announcement
 from clusterenv.sync.weights import (
     Weights,
     assign_views,
@@ -96,6 +96,8 @@ class Publisher:
         self._pool = BufferPool()
         first = pack(policy, self._manifest, version, self._pool)
         self._kept: dict[int, Weights] = {version: first}
+        self.announced = Announcement(version, {}, {}, version, first.digest)
+        """The newest announcement."""
 
     @property
     def newest(self) -> Weights:
@@ -187,7 +189,10 @@ class Publisher:
             divergences = {
                 version: divergences.get(version, math.inf) for version in self._in_use()
             }
-        return Announcement(self.version, divergences, scalars, self._same_since)
+        self.announced = Announcement(
+            self.version, divergences, scalars, self._same_since, weights.digest
+        )
+        return self.announced
 
     def _divergences(
         self,

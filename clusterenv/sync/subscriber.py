@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+import threading
 
+from clusterenv.sync.announcement import Announcement
 from clusterenv.sync.rules import SyncRule
 
-__all__ = ["Announcement", "Subscriber"]
-
-
-class Announcement(NamedTuple):
-    """What the head publishes about a new version: everything but the weights."""
-
-    version: int
-    divergences: Mapping[int, float]
-    """From each version in use to this one."""
-    scalars: Mapping[str, float]
-    same_since: int
-    """The first version with the same weights; a worker that has it need not pull."""
+__all__ = ["Subscriber"]
 
 
 class Subscriber:
@@ -28,10 +17,10 @@ class Subscriber:
 
     >>> from clusterenv.sync.rules import Every
     >>> subscriber = Subscriber(Every(2), version=0)
-    >>> subscriber.newest = Announcement(1, {}, {}, same_since=1)
+    >>> subscriber.announced(Announcement(1, {}, {}, same_since=1))
     >>> subscriber.decide()
     False
-    >>> subscriber.newest = Announcement(2, {}, {}, same_since=2)
+    >>> subscriber.announced(Announcement(2, {}, {}, same_since=2))
     >>> subscriber.decide(), subscriber.wanted
     (True, 2)
     """
@@ -42,7 +31,8 @@ class Subscriber:
         self.version = version
         """The version that acts: the newest one with the weights that are loaded."""
         self.newest = Announcement(version, {}, {}, version)
-        """The newest announcement; set by the caller."""
+        """The newest announcement."""
+        self._announcing = threading.Lock()
         self.checks = 0
         """Announcements decided about."""
         self.pulls = 0
@@ -51,12 +41,29 @@ class Subscriber:
         self.wanted: int | None = None
         """The version that was requested and has not arrived."""
 
+    def announced(self, announcement: Announcement, hint: bool = False) -> None:
+        """Take up an announcement, from any thread; one that is not newer is ignored.
+
+        A ``hint`` came by the topic, which may name the divergences of some versions only. If the
+        rule needs one that is missing, the hint is ignored: the next credit has it.
+        """
+        with self._announcing:
+            if announcement.version <= self.newest.version:
+                return
+            needed = hint and self._rule.needs_divergence
+            if needed and self._divergence_from(announcement) is None:
+                return
+            self.newest = announcement
+
+    def _divergence_from(self, announcement: Announcement) -> float | None:
+        if self._loaded >= announcement.same_since:
+            return 0.0
+        return announcement.divergences.get(self._loaded)
+
     @property
     def divergence(self) -> float | None:
         """Divergence of the loaded version from the newest; ``None`` if it is not known."""
-        if self._loaded >= self.newest.same_since:
-            return 0.0
-        return self.newest.divergences.get(self._loaded)
+        return self._divergence_from(self.newest)
 
     @property
     def undecided(self) -> bool:
@@ -67,14 +74,15 @@ class Subscriber:
         """Return whether to request the newest version; decides once per announcement."""
         if not self.undecided:
             return False
-        newest = self.newest.version
-        self._decided = newest
+        newest = self.newest  # another thread may replace it
+        self._decided = newest.version
         self.checks += 1
-        if self._loaded >= self.newest.same_since:
-            self.version = newest
+        if self._loaded >= newest.same_since:
+            self.version = newest.version
             return False
-        if self._rule.should_pull(newest - self.version, self.divergence):
-            self.wanted = newest
+        lag = newest.version - self.version
+        if self._rule.should_pull(lag, self._divergence_from(newest)):
+            self.wanted = newest.version
             return True
         return False
 

@@ -22,6 +22,7 @@ __all__ = [
     "FROM_CACHE",
     "ActRequest",
     "CallRequest",
+    "Credit",
     "Failure",
     "FragmentMeta",
     "MessageKind",
@@ -64,13 +65,7 @@ class MessageKind(enum.IntEnum):
     # Collector: a shard collects by itself; either side sends when it has something to send.
 
     CREDIT = 21
-    """Head to shard, to let it make one more fragment. The blob is a boolean: whether the fragment
-    must be made with the newest policy version (lock-step) or with whatever the sync rule says
-    (streaming); no body."""
-    ANNOUNCE = 22
-    """Head to shard, when a policy version is published, and after a restart. The blob is an
-    ``Announcement`` (see :mod:`clusterenv.sync.subscriber`): everything but the weights; no
-    body."""
+    """Head to shard, to let it make one more fragment. The blob is a :class:`Credit`; no body."""
     WEIGHTS = 23
     """Head to shard, the answer to ``PULL``, and after a restart; also from a worker to another,
     the answer to its ``PULL``. The blob is a :class:`WeightsMeta`; the body is the weights, or
@@ -152,6 +147,18 @@ class ResultMeta(NamedTuple):
     """Answering ``ACT``: the actions, and the policy's own columns."""
     states: tuple[Any, dict[str, Column]] | None = None
     """Answering ``ACT``: some rows, and the recurrent state that the policy acted with there."""
+
+
+class Credit(NamedTuple):
+    """Blob of ``CREDIT``."""
+
+    fresh: bool
+    """Whether the fragment must be made with the newest policy version that the sync rule asks
+    for (lock-step), or with the version that the shard has (streaming)."""
+    newest: tuple[Any, ...]
+    """The first fields of the newest ``Announcement`` (see :mod:`clusterenv.sync.announcement`);
+    of the divergences, that of the shard's own version. So a shard depends on no other message
+    to know of a version."""
 
 
 class WeightsMeta(NamedTuple):

@@ -10,16 +10,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
+from typing import Any
 
-from distributed import get_worker
+from distributed import get_client, get_worker
 from distributed.comm import get_address_host
 
 from clusterenv.data.pickling import loads
-from clusterenv.errors import ConnectionClosed
+from clusterenv.errors import ConfigError, ConnectionClosed
 from clusterenv.simulation.engines import build
 from clusterenv.simulation.engines.base import Engine
+from clusterenv.sync.announcement import from_message, topic_of
+from clusterenv.sync.topics import subscribe
 from clusterenv.transport.connection import BlockingConnection
 from clusterenv.transport.endpoint import Listener
 from clusterenv.transport.messages import Failure
@@ -56,6 +60,8 @@ class Shard:
         self._listener: Listener | None = None
         self._connection: BlockingConnection | None = None
         self._relay: WeightRelay | None = None
+        self._streaming: Stream | None = None
+        self._unsubscribe: Callable[[], None] | None = None
         self._thread = threading.Thread(
             target=self._run, name=f"clusterenv-shard-{spec.index}", daemon=True
         )
@@ -67,12 +73,16 @@ class Shard:
         it does not go through the scheduler.
         """
         self._recipe, self._stream = recipe, stream
+        if stream is not None:
+            self._subscribe()
         self._thread.start()
         return await asyncio.wrap_future(self._opened)
 
     async def close(self, timeout: float) -> bool:
         """Stop the thread; return whether it ended in time."""
         self._closing.set()
+        if self._unsubscribe is not None:
+            self._unsubscribe()
         if self._thread.ident is None:
             return True  # never opened
         self._close_ends()
@@ -81,6 +91,26 @@ class Shard:
         except TimeoutError:
             return False
         return True
+
+    def _subscribe(self) -> None:
+        """Listen to the run's topic; without it, versions are known from credits, a little later.
+
+        All shards of a process share its client, and one subscription.
+        """
+        try:
+            topic = topic_of(self._spec.fleet)
+            self._unsubscribe = subscribe(get_client(), topic, self._hint)
+        except Exception as error:
+            logger.info("shard %d does not follow announcements: %s", self._spec.index, error)
+
+    def _hint(self, message: Any) -> None:
+        stream = self._streaming
+        if stream is None or not isinstance(message, Mapping) or message.get("kind") != "version":
+            return
+        try:
+            stream.hint(from_message(message))
+        except ConfigError as error:
+            logger.warning("shard %d ignores an announcement: %s", self._spec.index, error)
 
     def _run(self) -> None:
         engine: Engine | None = None
@@ -107,6 +137,7 @@ class Shard:
             self._connection = self._listener.accept(self._spec.accept_timeout)
             self._listener.close()
             if stream is not None:
+                self._streaming = stream
                 stream.run(self._connection)
             else:
                 StepServer(engine, self._connection, self._spec.first).run()

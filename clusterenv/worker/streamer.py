@@ -27,19 +27,20 @@ from clusterenv.simulation.fragment_builder import Interrupted
 from clusterenv.simulation.loop import EnvLoop
 from clusterenv.simulation.policy_rng import PolicyRNG
 from clusterenv.simulation.policy_runner import Acting
-from clusterenv.sync.subscriber import Announcement, Subscriber
+from clusterenv.sync.announcement import Announcement
+from clusterenv.sync.subscriber import Subscriber
 from clusterenv.sync.weights import Weights, load, manifest_of
 from clusterenv.transport.connection import BlockingConnection
 from clusterenv.transport.framing import Header
-from clusterenv.transport.messages import FragmentMeta, MessageKind, Pong, WeightsMeta
+from clusterenv.transport.messages import Credit, FragmentMeta, MessageKind, Pong, WeightsMeta
 from clusterenv.worker.failures import failure_of
 from clusterenv.worker.specs import ShardSpec, StreamSpec
 from clusterenv.worker.weight_transfer import Fetch, WeightPuller, weight_cache_of
 
 __all__ = ["Stream"]
 
-Credit = bool | Literal["drain"] | None
-"""Whether the fragment must be made with the newest policy; or to drain the shard, or to stop."""
+Order = bool | Literal["drain"] | None
+"""To make a fragment, and whether with the newest policy; or to drain the shard, or to stop."""
 
 
 class Outgoing(NamedTuple):
@@ -74,7 +75,7 @@ class Stream:
         self._loop = EnvLoop(
             engine, self._policy, first, spec.horizon, seeds, spec.env_faults, rng, spec.text
         )
-        self._credits: queue.SimpleQueue[Credit] = queue.SimpleQueue()
+        self._credits: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[Outgoing | None] = queue.SimpleQueue()
         self.cache = weight_cache_of(shard.fleet)
         """The weights that shards of this fleet have received in this process."""
@@ -122,6 +123,10 @@ class Stream:
             for helper in helpers:
                 helper.join()
 
+    def hint(self, announcement: Announcement) -> None:
+        """Take up an announcement that came by the run's topic, which may be late or missing."""
+        self._client.announced(announcement, hint=True)
+
     def _wait_for_close(self) -> None:
         """Wait until the head has read everything and closes the connection."""
         while self._credits.get() is not None:
@@ -143,12 +148,13 @@ class Stream:
         """
         if self._promised and not self._loop.steps:
             self._wait_for_weights()
-        self._load()
-        if self._client.decide():
-            self._tell(MessageKind.PULL, False)
-        while wait and self._client.wanted is not None:
-            self._wait_for_weights()
+        while True:
             self._load()
+            if self._client.decide():
+                self._tell(MessageKind.PULL, False)
+            if not wait or self._client.wanted is None:
+                return
+            self._wait_for_weights()
 
     def _wait_for_weights(self) -> None:
         with self._changed:
@@ -208,9 +214,9 @@ class Stream:
                 header = self._connection.recv_header()
                 blob = self._connection.recv_blob(header)
                 if header.kind == MessageKind.CREDIT:
-                    self._credits.put(blob)
-                elif header.kind == MessageKind.ANNOUNCE:
-                    self._client.newest = Announcement(*blob)
+                    credit = Credit(*blob)
+                    self._client.announced(Announcement(*credit.newest))
+                    self._credits.put(credit.fresh)
                 elif header.kind == MessageKind.WEIGHTS:
                     self._receive_weights(header, WeightsMeta(*blob))
                 elif header.kind == MessageKind.DRAIN:

@@ -18,16 +18,16 @@ from clusterenv.data.buffer_pool import BufferPool
 from clusterenv.data.pickling import dumps
 from clusterenv.errors import ConnectionClosed
 from clusterenv.simulation.engines import Recipe, build
-from clusterenv.sync.subscriber import Announcement
+from clusterenv.sync.announcement import Announcement
 from clusterenv.sync.weights import Weights, manifest_of, pack
 from clusterenv.transport.connection import BlockingConnection
 from clusterenv.transport.endpoint import Endpoint
-from clusterenv.transport.messages import FROM_CACHE, FragmentMeta, MessageKind, Pong, WeightsMeta
+from clusterenv.transport.messages import FROM_CACHE, Credit, FragmentMeta, MessageKind, Pong, WeightsMeta
 from clusterenv.worker.specs import ShardSpec, StreamSpec
 from clusterenv.worker.streamer import Stream
 
 pytestmark = pytest.mark.timeout(30)
-FRESH, ANY = dumps(True), dumps(False)
+FRESH, ANY = True, False
 
 
 class Shard:
@@ -48,8 +48,10 @@ class Shard:
     def send(self, kind: MessageKind, blob: bytes = b"", body: Any = ()) -> None:
         self.head.send(kind, blob, body)
 
-    def announce(self, version: int) -> None:
-        self.send(MessageKind.ANNOUNCE, dumps(tuple(Announcement(version, {}, {}, version))))
+    def grant(self, fresh: bool, version: int = 0) -> None:
+        """Send a credit, which tells of the newest version."""
+        newest = Announcement(version, {}, {}, version).told_to(None)
+        self.send(MessageKind.CREDIT, dumps(tuple(Credit(fresh, newest))))
 
     def weights(self, version: int, source: Any, body: Any = (), digest: int = 0) -> None:
         self.send(
@@ -89,16 +91,14 @@ def weights(version: int) -> Weights:
 
 def pull(shard: Shard, version: int) -> None:
     """Have the shard ask for a version."""
-    shard.announce(version)
-    shard.send(MessageKind.CREDIT, ANY)
+    shard.grant(ANY, version)
     assert shard.until(MessageKind.PULL) is False
     shard.until(MessageKind.FRAGMENT)
 
 
 def test_a_restarted_shard_waits_for_the_weights_that_it_was_sent(shard: Shard) -> None:
     shard.weights(7, FROM_CACHE)  # which another shard of the process is still downloading
-    shard.announce(7)
-    shard.send(MessageKind.CREDIT, ANY)
+    shard.grant(ANY, 7)
     shard.send(MessageKind.PING, dumps(None))
     assert Pong(*shard.until(MessageKind.PONG)).steps == 0
     shard.stream.cache.put(weights(7))
@@ -113,9 +113,9 @@ def test_pings_and_credits_are_served_while_another_shard_downloads_the_weights(
     shard.weights(1, FROM_CACHE)
     shard.send(MessageKind.PING, dumps(None))
     assert Pong(*shard.until(MessageKind.PONG)).steps == 4
-    shard.send(MessageKind.CREDIT, ANY)
+    shard.grant(ANY)
     assert FragmentMeta(*shard.until(MessageKind.FRAGMENT)).version == 0
-    shard.send(MessageKind.CREDIT, FRESH)  # waits for the weights, and the reader does not
+    shard.grant(FRESH)  # waits for the weights, and the reader does not
     shard.send(MessageKind.PING, dumps(None))
     assert Pong(*shard.until(MessageKind.PONG)).steps == 8
     shard.stream.cache.put(weights(1))
@@ -126,7 +126,7 @@ def test_weights_in_the_cache_act_in_the_next_fragment(shard: Shard) -> None:
     shard.stream.cache.put(weights(1))
     pull(shard, 1)
     shard.weights(1, FROM_CACHE)
-    shard.send(MessageKind.CREDIT, FRESH)
+    shard.grant(FRESH)
     assert FragmentMeta(*shard.until(MessageKind.FRAGMENT)).version == 1
 
 
@@ -139,7 +139,7 @@ def test_a_shard_asks_the_head_for_weights_that_another_did_not_get(
     assert shard.until(MessageKind.PULL) is True
     whole = weights(1)
     shard.weights(1, None, [whole.buffer], whole.digest)
-    shard.send(MessageKind.CREDIT, FRESH)
+    shard.grant(FRESH)
     assert FragmentMeta(*shard.until(MessageKind.FRAGMENT)).version == 1
     assert shard.stream.cache.get(1) is not None  # for the other shards
 

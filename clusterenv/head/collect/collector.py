@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -31,10 +32,13 @@ from clusterenv.head.fleet.launch import (
 from clusterenv.head.fleet.restarts import Restarts, restart_rule
 from clusterenv.head.fleet.roster import ShardInfo
 from clusterenv.head.lifecycle import Lifecycle
+from clusterenv.head.monitor.announcer import Announcer
+from clusterenv.head.monitor.runs import check_name, register
 from clusterenv.head.monitor.stats import Stats, Tally
 from clusterenv.head.monitor.telemetry import Telemetry
 from clusterenv.policies.policy import Policy
 from clusterenv.simulation.env_faults import EnvFaults
+from clusterenv.sync.announcement import check_scalars
 from clusterenv.sync.publisher import Publisher
 from clusterenv.sync.rules import EveryVersion, SyncRule
 from clusterenv.sync.weights import manifest_of
@@ -81,6 +85,9 @@ class Collector(Lifecycle):
         rest of the observation.
     version
         Number of the first version, at most 2**30; a run that goes on goes on counting.
+    name
+        Of the run, for those who :func:`clusterenv.follow` it; no other run on the cluster may
+        have it. By default the environment's id and the run's number.
     **env_kwargs
         Passed to the environment.
 
@@ -90,6 +97,10 @@ class Collector(Lifecycle):
         Number of this collector, an int64 that no other has; every batch and every row on disk
         says it. Later collectors have larger numbers: the upper 42 bits are the milliseconds
         since 1970 at which it began, the lower 21 are random.
+    name
+        Name of the run.
+    topic
+        Dask's topic on which versions are announced: ``client.get_events(collector.topic)``.
 
     Examples
     --------
@@ -123,10 +134,12 @@ class Collector(Lifecycle):
         switch: str = "fragment",
         text: Literal["refuse", "drop", "keep"] = "refuse",
         version: int = 0,
+        name: str | None = None,
         wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] = (),
         **env_kwargs: Any,
     ) -> None:
         check_counts(num_envs, shards)
+        check_name(name)
         options = CollectorOptions(shards, max_shards, credits, restart_rule(restarts))
         spec = StreamSpec(
             policy=policy,
@@ -147,14 +160,19 @@ class Collector(Lifecycle):
             if self._owned_client is not None:
                 undo.callback(self._owned_client.close)
             undo.callback(self._fleet.close, config.seconds("timeout.close"))
-            self._begin(spec, options, _title(env))
+            entry = register(self._fleet.client, name, self._fleet.run, _title(env))
+            workers = self._fleet.roster.count_workers
+            self._announcer = Announcer(self._fleet.client, entry, workers)
+            undo.callback(self._announcer.close)
+            self._begin(spec, options)
             undo.pop_all()
         self._opened()
         self._telemetry.begin()  # now that the head listens to the shards
 
-    def _begin(self, spec: StreamSpec, options: CollectorOptions, title: str) -> None:
+    def _begin(self, spec: StreamSpec, options: CollectorOptions) -> None:
         """Make all that the head needs besides the shards."""
-        self.run = self._fleet.run
+        entry = self._announcer.entry
+        self.run, self.name, self.topic = entry.number, entry.run, entry.topic
         about = self._fleet.description
         self.observation_space = about.observation_space
         self.action_space = about.action_space
@@ -165,10 +183,11 @@ class Collector(Lifecycle):
         in_use = self._roster.versions_in_use
         self._publisher = Publisher(spec.policy, spec.rule, layout, in_use, spec.version)
         self._tally = Tally(spec.version)
-        self._telemetry = Telemetry(self._fleet.client, self._fleet.name, title)
+        self._telemetry = Telemetry(self._fleet.client, self._announcer)
         self._receiver = Receiver(
             self._fleet, spec, options, self._publisher, self._tally, self._telemetry
         )
+        self._announcer.announce(self._publisher.announced._replace(time=time.time()))
 
     # Taking batches
 
@@ -226,8 +245,10 @@ class Collector(Lifecycle):
     def publish(self, policy: Policy, **scalars: float) -> int:
         """Announce a new version of the policy.
 
-        Weights move only to shards that ask for them. ``scalars`` travel with the
-        announcement and need no pull; each keeps its value until it is published again.
+        Weights move only to shards that ask for them. Every credit that a shard gets from now on
+        tells of the version, and so does an event on the run's topic, without waiting for it.
+        ``scalars`` travel with the announcement and need no pull; each keeps its value until it
+        is published again.
 
         Returns
         -------
@@ -237,7 +258,8 @@ class Collector(Lifecycle):
         Raises
         ------
         ConfigError
-            If it is another policy than the first, or a scalar is no finite number.
+            If it is another policy than the first, a scalar is no finite number, or there are too
+            many of them.
         Diverged
             If the policy has become NaN; the workers go on with the version they have.
         """
@@ -254,11 +276,14 @@ class Collector(Lifecycle):
                     f"publish(policy, {name}=0.1)"
                 )
         numbers = {name: float(value) for name, value in scalars.items()}
+        check_scalars({**self._publisher.announced.scalars, **numbers})
         with self._publishing:
             # Evaluated outside the lock that receiving needs, and so is the cached checksum.
             prepared = self._publisher.prepare(policy, numbers, self._roster.lock)
             _ = prepared.weights.digest
-            return self._receiver.publish(prepared)
+            announcement = self._receiver.publish(prepared)
+            self._announcer.announce(announcement)
+            return announcement.version
 
     def scale(self, shards: int) -> None:
         """Collect with so many shards, each as large as the first, as soon as workers have them.
@@ -313,6 +338,7 @@ class Collector(Lifecycle):
         return item
 
     def _stop(self, timeout: float) -> None:
+        self._announcer.close()
         self._receiver.close(timeout)
 
 

@@ -39,9 +39,10 @@ from clusterenv.head.fleet.roster import Reason, ShardRecord, ShardState
 from clusterenv.head.fleet.supervisor import Supervisor
 from clusterenv.head.monitor.stats import Stats, Tally
 from clusterenv.head.monitor.telemetry import Telemetry
+from clusterenv.sync.announcement import Announcement
 from clusterenv.sync.publisher import Prepared, Publisher
 from clusterenv.transport.framing import Header, Message
-from clusterenv.transport.messages import FragmentMeta, MessageKind
+from clusterenv.transport.messages import Credit, FragmentMeta, MessageKind
 from clusterenv.transport.multiplexer import Multiplexer
 
 __all__ = ["CollectorOptions", "Receiver"]
@@ -101,7 +102,6 @@ class Receiver:
         self._action = Layout(fleet.description.action_space)
         self._extras = config.nbytes("channel.extras")
         self._pool = BufferPool()
-        self._announced: bytes | None = None
         self._opened: queue.SimpleQueue[ShardHandle] = queue.SimpleQueue()
         self._received: queue.SimpleQueue[Batch | BaseException] = queue.SimpleQueue()
         self._multiplexer = Multiplexer(self._place)
@@ -137,7 +137,7 @@ class Receiver:
     def stats(self) -> Stats:
         """Return the statistics."""
         with self._roster.lock:
-            return self._tally.stats(self._roster, self._publisher)
+            return self._tally.stats(self._roster, self._publisher, self._telemetry.announced_bytes)
 
     def take(self) -> Batch | BaseException:
         """Wait for the next batch, or for the error that ends the run."""
@@ -165,15 +165,11 @@ class Receiver:
                 self._grant(record)
             return count
 
-    def publish(self, prepared: Prepared) -> int:
-        """Announce a version to all shards, and later to those that are restarted; return it."""
+    def publish(self, prepared: Prepared) -> Announcement:
+        """Make a version the newest, of which every credit tells from now on."""
         with self._roster.lock:
             announcement = self._publisher.commit(prepared)
-            self._announced = blob = dumps(tuple(announcement))
-            for record in self._roster.active:
-                self._tally.announced_bytes += len(blob)
-                self._send(_handle(record), MessageKind.ANNOUNCE, blob)
-            return announcement.version
+            return self._tally.described(announcement, self._roster)
 
     def close(self, timeout: float) -> None:
         """Stop receiving, and close the shards."""
@@ -299,8 +295,12 @@ class Receiver:
 
     def _grant(self, record: ShardRecord) -> None:
         """Send a shard the credits that it may have now; in lock-step, for fresh fragments."""
-        for _ in range(self._roster.grant(record.index)):
-            self._send(_handle(record), MessageKind.CREDIT, dumps(not self.streaming))
+        more = self._roster.grant(record.index)
+        if more:
+            newest = self._publisher.announced.told_to(record.version)
+            blob = dumps(tuple(Credit(not self.streaming, newest)))
+            for _ in range(more):
+                self._send(_handle(record), MessageKind.CREDIT, blob)
 
     # Shards that leave and return
 
@@ -361,9 +361,8 @@ class Receiver:
             record = self._roster.admit(handle.index, self._publisher.version)
             self._tally.moves += record.because is Reason.MOVE
             self._tally.restarts += record.because is Reason.LOSS
-            if self._announced is not None:
+            if self._publisher.announcements:
                 self._weights.answer(record)
-                self._send(handle, MessageKind.ANNOUNCE, self._announced)
             handle.heartbeat.progress(time.monotonic())  # opening may take long
             self._multiplexer.add(handle)
             self._grant(record)

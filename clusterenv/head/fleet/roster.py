@@ -217,6 +217,11 @@ class Roster:
         """Return the policy versions that shards act with."""
         return {record.version for record in self._records if record.version is not None}
 
+    def count_workers(self) -> int:
+        """Return how many worker processes hold a shard that the head listens to."""
+        handles = [record.handle for record in self.active]
+        return len({handle.worker for handle in handles if handle is not None})
+
     def _unwanted(self, record: ShardRecord) -> bool:
         return record.index >= self.wanted
 

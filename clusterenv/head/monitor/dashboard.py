@@ -17,7 +17,9 @@ from distributed.dashboard.core import BokehApplication
 from distributed.dashboard.scheduler import template_variables
 from tornado.ioloop import IOLoop
 
-from clusterenv.head.monitor.telemetry import TOPIC, curves, headline
+from clusterenv.head.monitor.runs import RUNS
+from clusterenv.head.monitor.telemetry import curves, headline
+from clusterenv.sync.announcement import topic_of
 
 __all__ = ["Page", "add_page"]
 
@@ -62,10 +64,11 @@ def _document(scheduler: Any, extra: dict[str, Any], doc: Any) -> None:
 
 
 class Page:
-    """Numbers and curves of the collector that sent statistics last to the scheduler's topic."""
+    """Numbers and curves of the newest run, from the statistics on its topic."""
 
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
+        self._run: dict[str, Any] = {"number": None}
         self._seen = 0.0  # time of the last event that was drawn
         self._last: dict[str, Any] | None = None
         self._shards = 0
@@ -83,12 +86,9 @@ class Page:
         """Draw the statistics that have arrived since the last call."""
         points: list[dict[str, float | None]] = []
         for message in self._news():
-            if self._last is None or message["fleet"] != self._last["fleet"]:
-                self._begin(message)
-                points.clear()
-            else:
+            if self._last is not None:
                 points.append(curves(self._last, message))
-                self._headline.text = _html(message["title"], headline(self._last, message))
+                self._headline.text = _html(self._run["title"], headline(self._last, message))
             self._last = message
         if points:
             self._draw_shards(sum(name.startswith("rate ") for name in points[-1]))
@@ -99,15 +99,15 @@ class Page:
             self._source.stream(columns, POINTS)
 
     def _news(self) -> Iterator[dict[str, Any]]:
-        for when, message in self._scheduler.get_events(TOPIC):
-            if when > self._seen:
+        begun = [run for _, run in self._scheduler.get_events(RUNS) if run["state"] == "begun"]
+        if begun and begun[-1]["number"] != self._run["number"]:
+            self._run, self._last = begun[-1], None
+            self._source.data = {name: [] for name in self._source.data}
+            self._headline.text = _html(self._run["title"])
+        for when, message in self._scheduler.get_events(topic_of(self._run["number"])):
+            if message["kind"] == "stats" and when > self._seen:
                 self._seen = when
                 yield message
-
-    def _begin(self, message: dict[str, Any]) -> None:
-        """Clear the curves for another collector."""
-        self._source.data = {name: [] for name in self._source.data}
-        self._headline.text = _html(message["title"])
 
     def _draw_shards(self, shards: int) -> None:
         """Add curves until there are enough for so many shards."""

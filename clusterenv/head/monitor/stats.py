@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import deque
 from dataclasses import dataclass
 
 from clusterenv.head.fleet.roster import Roster
+from clusterenv.sync.announcement import Announcement
 from clusterenv.sync.publisher import Publisher
 from clusterenv.transport.messages import FragmentMeta
 
@@ -36,7 +38,7 @@ class Stats:
     announcements: int
     """Versions published."""
     announced_bytes: int
-    """Of announcements, sent to all shards together."""
+    """Of announcements on the run's topic, sent to all worker processes together."""
     checks: int
     """Announcements that shards applied the rule to."""
     pulls: int
@@ -79,7 +81,7 @@ class Tally:
     """Counts of all shards together, guarded by the roster's lock."""
 
     def __init__(self, first_version: int) -> None:
-        self.weight_bytes = self.relayed_bytes = self.announced_bytes = 0
+        self.weight_bytes = self.relayed_bytes = 0
         self.dropped_rows = self.lost_rows = self.restarts = self.moves = 0
         self._began = time.monotonic()
         self._first_version = first_version
@@ -113,7 +115,18 @@ class Tally:
             self._lengths.extend(lengths)
         self._unsettled.clear()
 
-    def stats(self, roster: Roster, publisher: Publisher) -> Stats:
+    def described(self, announcement: Announcement, roster: Roster) -> Announcement:
+        """Return an announcement with where the run stands, for those who follow it."""
+        records = list(roster)
+        return announcement._replace(
+            time=time.time(),
+            rows=sum(record.rows for record in records),
+            pulls=sum(record.pulls for record in records),
+            lag=self._lags[2] / max(1, self._fragments),
+            mean_return=statistics.fmean(self._returns) if self._returns else None,
+        )
+
+    def stats(self, roster: Roster, publisher: Publisher, announced_bytes: int) -> Stats:
         """Return the statistics of a collector."""
         seconds = time.monotonic() - self._began
         least, most, total = self._lags
@@ -129,7 +142,7 @@ class Tally:
             seconds=seconds,
             steps_per_second=[record.rows / seconds for record in records],
             announcements=publisher.announcements,
-            announced_bytes=self.announced_bytes,
+            announced_bytes=announced_bytes,
             checks=sum(record.checks for record in records),
             pulls=sum(record.pulls for record in records),
             weight_bytes=self.weight_bytes,

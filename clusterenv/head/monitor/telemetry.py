@@ -1,32 +1,30 @@
-"""Sends a collector's statistics to Dask's dashboard, and makes curves of them there."""
+"""A collector's statistics for the page on Dask's dashboard, and the curves made of them."""
 
 from __future__ import annotations
 
 import logging
 import statistics
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from distributed import Client
 
+from clusterenv.head.monitor.announcer import Announcer
 from clusterenv.head.monitor.stats import Stats
 
-__all__ = ["TOPIC", "Telemetry", "curves", "headline", "record"]
+__all__ = ["Telemetry", "curves", "headline", "record"]
 
 logger = logging.getLogger("clusterenv")
 
-TOPIC = "clusterenv"
 SECONDS = 1.0
 
 Record = Mapping[str, Any]
 
 
-def record(fleet: str, title: str, stats: Stats) -> dict[str, Any]:
-    """Return the message for the dashboard: numbers, strings, and lists by shard."""
+def record(stats: Stats) -> dict[str, Any]:
+    """Return the message for the dashboard: numbers, and lists by shard."""
     return {
-        "fleet": fleet,
-        "title": title,
+        "kind": "stats",
         "seconds": stats.seconds,
         "rows": [round(rate * stats.seconds) for rate in stats.steps_per_second],
         "newest": stats.version,
@@ -81,13 +79,18 @@ def headline(before: Record, after: Record) -> list[tuple[str, str]]:
 
 
 class Telemetry:
-    """Sends statistics to the scheduler, whose dashboard shows them under a title."""
+    """Publishes statistics on the run's topic, which the page on Dask's dashboard reads."""
 
-    def __init__(self, client: Client, fleet: str, title: str) -> None:
-        self._client, self._fleet, self._title = client, fleet, title
+    def __init__(self, client: Client, announcer: Announcer) -> None:
+        self._client, self._announcer = client, announcer
         self._sent = 0.0
         self.link: str | None = None
         """Where the page is; ``None`` before :meth:`begin`, and if there is none."""
+
+    @property
+    def announced_bytes(self) -> int:
+        """Bytes of announcements that were sent to worker processes."""
+        return self._announcer.sent_bytes
 
     def begin(self) -> None:
         """Add the page to the dashboard, if there is one and the page is not there.
@@ -108,17 +111,9 @@ class Telemetry:
         return self.link is not None and now - self._sent >= SECONDS
 
     def send(self, now: float, stats: Stats) -> None:
-        """Send the statistics, without waiting for an answer."""
+        """Publish the statistics, without waiting."""
         self._sent = now
-        message = record(self._fleet, self._title, stats)
-        self._client.loop.add_callback(partial(_send, self._client, message))
-
-
-async def _send(client: Client, message: Record) -> None:
-    try:
-        await client.scheduler.log_event(topic=TOPIC, msg=message)
-    except Exception as error:  # a lost scheduler is for others to notice
-        logger.debug("the dashboard got no statistics: %s", error)
+        self._announcer.send(record(stats))
 
 
 def _add_page(dask_scheduler: Any) -> bool:

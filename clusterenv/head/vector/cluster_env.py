@@ -23,6 +23,7 @@ from clusterenv.head.vector.calls import AsyncState, Calls
 from clusterenv.head.vector.exchange import Exchange
 from clusterenv.head.vector.recovery import Recovery
 from clusterenv.head.vector.requests import Requests, ResetResult, StepResult
+from clusterenv.sync.announcement import topic_of
 from clusterenv.sync.rules import EveryVersion, SyncRule
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ class ClusterEnv(Lifecycle, VectorEnv[Any, Any, Any]):
         self._called = ""  # by the thread that holds the lock
         self.sync: SyncRule = EveryVersion()
         """When ``step(policy)`` sends newer weights to a shard; set it before the first."""
+        self.topic = topic_of(fleet.run)
+        """Dask's topic on which ``step(policy)`` announces versions."""
         about = fleet.description
         last = fleet.handles[-1].share
         self.num_envs = int(last.first + last.count)
@@ -297,6 +300,7 @@ class ClusterEnv(Lifecycle, VectorEnv[Any, Any, Any]):
         super().close(timeout)
 
     def _stop(self, timeout: float) -> None:
+        self._requests.close()
         self._exchange.close()
         self._fleet.close(timeout)
         if self._calls.state is not AsyncState.DEFAULT:

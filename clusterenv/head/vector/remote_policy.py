@@ -1,11 +1,13 @@
 """``ClusterEnv.step(policy)``: the policy acts on the workers, one step at a time.
 
 The head knows which version each shard has and how far it has diverged, so it sends weights with
-the step to those shards that should pull by the rule.
+the step to those shards that should pull by the rule. Versions are announced on the run's topic
+for those who follow it; no worker needs to.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +17,9 @@ import numpy.typing as npt
 from clusterenv.data.pickling import dumps, dumps_by_value
 from clusterenv.data.spaces import Array, Column, Layout
 from clusterenv.errors import ConfigError
-from clusterenv.head.fleet.roster import Roster
+from clusterenv.head.fleet.fleet import Fleet
+from clusterenv.head.monitor.announcer import Announcer
+from clusterenv.head.monitor.runs import register
 from clusterenv.head.vector.env_groups import EnvIds
 from clusterenv.policies.policy import Policy
 from clusterenv.simulation.masks import InfoMask
@@ -32,9 +36,10 @@ class RemotePolicy:
     """The policy versions of ``step(policy)``, of which the first call's policy is the first."""
 
     def __init__(
-        self, policy: Policy, rule: SyncRule, observations: Layout, roster: Roster, envs: int
+        self, policy: Policy, rule: SyncRule, observations: Layout, fleet: Fleet, envs: int
     ) -> None:
         check_rule(rule, policy)
+        roster = fleet.roster
         self._pickled = dumps_by_value(policy, "the policy")
         self._kind = type(policy)
         self._rule = rule
@@ -50,6 +55,10 @@ class RemotePolicy:
         self._columns: dict[str, Column] = {}
         self.pulls = 0
         self.weight_bytes = 0
+        spec = fleet.description.spec
+        entry = register(fleet.client, None, fleet.run, "step(policy)" if spec is None else spec.id)
+        self._announcer = Announcer(fleet.client, entry, subscribers=lambda: 0)
+        self._announce()
 
     def refresh(self, policy: Policy) -> None:
         """Publish a new version if the policy's weights have changed since the last step."""
@@ -60,6 +69,15 @@ class RemotePolicy:
             )
         if not self._publisher.is_newest(policy):
             self._divergences = dict(self._publisher.publish(policy, {}).divergences)
+            self._announce()
+
+    def _announce(self) -> None:
+        newest = self._publisher.announced
+        self._announcer.announce(newest._replace(time=time.time(), pulls=self.pulls))
+
+    def close(self) -> None:
+        """Tell those who follow that there are no more versions."""
+        self._announcer.close()
 
     def request(self, shard: int) -> tuple[bytes, list[Array]]:
         """Return blob and body of the message that makes a shard act."""

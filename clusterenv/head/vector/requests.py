@@ -69,6 +69,11 @@ class Requests:
         self._act = Layout(about.action_space)
         self._remote: RemotePolicy | None = None
 
+    def close(self) -> None:
+        """End the announcements of ``step(policy)``, if there were any."""
+        if self._remote is not None:
+            self._remote.close()
+
     # All environments
 
     def reset(
@@ -101,7 +106,7 @@ class Requests:
             about = self._fleet.description
             # Text is kept: it returns with the observations.
             check_spaces(about.observation_space, about.action_space, text="keep")
-            self._remote = RemotePolicy(policy, rule, self._obs, self._fleet.roster, self._num_envs)
+            self._remote = RemotePolicy(policy, rule, self._obs, self._fleet, self._num_envs)
         remote = self._remote
         remote.refresh(policy)
         result = Result(self._obs, self._num_envs)

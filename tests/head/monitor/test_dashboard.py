@@ -15,16 +15,16 @@ from distributed import Client
 
 import clusterenv
 from clusterenv.head.monitor.dashboard import Page
+from clusterenv.head.monitor.runs import RUNS, RunEntry
 from clusterenv.head.monitor.telemetry import curves, headline
 from pipelines import ppo
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
-def told(seconds: float, rows: list[int], fleet: str = "a", **more: Any) -> dict[str, Any]:
+def told(seconds: float, rows: list[int], **more: Any) -> dict[str, Any]:
     return {
-        "fleet": fleet,
-        "title": "CartPole-v1",
+        "kind": "stats",
         "seconds": seconds,
         "rows": rows,
         "newest": 5,
@@ -64,32 +64,40 @@ class Events:
     """What of a scheduler a page reads."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[float, dict[str, Any]]] = []
+        self.told: dict[str, list[tuple[float, dict[str, Any]]]] = {RUNS: []}
+
+    def begin(self, number: int) -> list[tuple[float, dict[str, Any]]]:
+        """Begin a run; return the events on its topic."""
+        entry = RunEntry("name", number, f"Env-{number}", "Client", 0.0)
+        self.told[RUNS].append((0.0, {**entry._asdict(), "state": "begun"}))
+        return self.told.setdefault(entry.topic, [(0.0, {"kind": "version"})])
 
     def get_events(self, topic: str) -> list[tuple[float, dict[str, Any]]]:
-        assert topic == "clusterenv"
-        return self.told
+        return self.told.get(topic, [])
 
 
 def test_a_page_draws_what_is_new_and_begins_anew_for_another_collector() -> None:
     events = Events()
     page = Page(events)
     page.update()
-    events.told += [(1.0, told(1.0, [10, 20])), (2.0, told(2.0, [30, 50]))]
+    first = events.begin(1)
+    first += [(1.0, told(1.0, [10, 20])), (2.0, told(2.0, [30, 50]))]
     page.update()
     page.update()
     data = page._source.data
     assert (data["seconds"], data["rate 0"], data["rate 1"]) == ([2.0], [20.0], [30.0])
-    events.told.append((3.0, told(3.0, [40, 50, 8])))  # a shard more
+    first.append((3.0, told(3.0, [40, 50, 8])))  # a shard more
     page.update()
     data = page._source.data
     assert data["rate 0"] == [20.0, 10.0]
     assert len(data["rate 2"]) == 2
     assert "48" not in page._headline.text
     assert ">98<" in page._headline.text
-    events.told += [(4.0, told(1.0, [5], "b")), (5.0, told(2.0, [6], "b"))]
+    second = events.begin(2)
+    second += [(4.0, told(1.0, [5])), (5.0, told(2.0, [6]))]
     page.update()
     assert page._source.data["seconds"] == [2.0]
+    assert "Env-2" in page._headline.text
 
 
 @pytest.fixture(scope="module")
@@ -98,11 +106,12 @@ def shown() -> Iterator[Client]:
         yield client
 
 
-def test_without_a_dashboard_nothing_is_told(client: Client) -> None:
+def test_without_a_dashboard_no_statistics_are_published(client: Client) -> None:
     with collecting(client) as collector:
         collector.rollout()
         assert collector.dashboard_link is None
-    assert not client.get_events("clusterenv")
+    kinds = {message["kind"] for _, message in client.get_events(collector.topic)}
+    assert kinds == {"version", "end"}
 
 
 def test_a_run_says_where_its_page_is(
