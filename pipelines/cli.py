@@ -1,4 +1,4 @@
-"""The command ``clusterenv``: train, collect, doctor, inspect, plot, bench.
+"""The command ``clusterenv``: train, collect, doctor, inspect, plot, watch, bench.
 
 Each command imports what it needs when it runs, so that ``--help`` and usage errors are fast.
 """
@@ -62,6 +62,12 @@ def _plot(words: Sequence[str]) -> None:
     print(plot.draw(args.runs, args.out))
 
 
+def _watch(words: Sequence[str]) -> None:
+    from pipelines import options, watch
+
+    watch.watch(options.read(watch.Args, words, description=watch.__doc__, prog="clusterenv watch"))
+
+
 def _bench(words: Sequence[str]) -> int:
     known = ("step", "collect", "replay")
     if words and words[0] in ("-h", "--help"):
@@ -86,6 +92,7 @@ COMMANDS = {
     "doctor": Command("check a cluster, and say what to change", _doctor),
     "inspect": Command("summarise a run or a store", _inspect, "inspection"),
     "plot": Command("plot several runs in one figure", _plot, "plot"),
+    "watch": Command("follow the versions of a run from anywhere", _watch, "watch"),
     "bench": Command("run a benchmark: step, collect or replay", _bench),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -213,3 +214,13 @@ class Still(Policy):
 
     def act(self, obs: Any, context: Context) -> Decision:
         return Decision(torch.zeros(len(obs), dtype=torch.long), {})
+
+
+def changed(policy: Any, by: float, seed: int = 0) -> Any:
+    """Return a copy of a policy with other weights."""
+    torch.manual_seed(seed)
+    other = copy.deepcopy(policy)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(by * torch.randn_like(parameter))
+    return other

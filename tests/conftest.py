@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import dask
 import psutil
@@ -105,6 +109,36 @@ def leaves_nothing(client: Client) -> Iterator[None]:
     """Fail a test after which a shard's thread or actor remains on the shared workers."""
     yield
     assert wait_until(lambda: not any(shard_footprint(client).values())), shard_footprint(client)
+
+
+@pytest.fixture
+def separate_cluster(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
+    """A scheduler and two workers, each a process that can be killed by itself."""
+    file = tmp_path / "scheduler.json"
+    dask_cli = [sys.executable, "-m", "dask"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    where = ["--host", "127.0.0.1", "--no-dashboard"]
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(
+            [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        ),
+    }
+    commands = [["scheduler", *where, "--port", "0", "--scheduler-file", str(file)]]
+    commands += 2 * [
+        ["worker", *where, "--nthreads", "1", "--nworkers", "1", "--scheduler-file", str(file)]
+    ]
+    processes = [subprocess.Popen([*dask_cli, *c], env=env, **quiet) for c in commands]  # type: ignore[call-overload]
+    try:
+        assert wait_until(file.exists, 30)
+        yield str(file), processes
+    finally:
+        for process in processes:
+            for child in psutil.Process(process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):  # ended with its scheduler
+                    child.kill()
+            process.kill()
+            process.wait(10)
 
 
 @pytest.fixture(autouse=True, scope="session")

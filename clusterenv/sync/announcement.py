@@ -102,17 +102,17 @@ def to_message(announcement: Announcement) -> dict[str, Any]:
 def from_message(message: Mapping[str, Any]) -> Announcement:
     """Return the announcement of an event; raise ``ConfigError`` if it cannot be read."""
     try:
-        if int(message["format"]) > FORMAT:
-            raise ConfigError(
-                f"an announcement has format {message['format']}, and this ClusterEnv reads up to "
-                f"{FORMAT}: the run's head has a newer one. Install the same version here: "
-                "pip install --upgrade clusterenv"
-            )
-        fields = {name: message[name] for name in Announcement._fields}
-        divergences = {int(version): float(value) for version, value in fields["divergences"]}
-        return Announcement(**{**fields, "divergences": divergences})
+        if int(message["format"]) <= FORMAT:
+            fields = {name: message[name] for name in Announcement._fields}
+            divergences = {int(version): float(value) for version, value in fields["divergences"]}
+            return Announcement(**{**fields, "divergences": divergences})
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{shown(message)} is no announcement of ClusterEnv") from error
+    raise ConfigError(
+        f"an announcement has format {message['format']}, and this ClusterEnv reads up to "
+        f"{FORMAT}: the run's head has a newer one. Install the same version here: "
+        "pip install --upgrade clusterenv"
+    )
 
 
 def check_scalars(scalars: Mapping[str, float]) -> None:

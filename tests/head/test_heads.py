@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import dask
-import psutil
 import pytest
 import torch
 from conftest import wait_until
@@ -58,38 +54,10 @@ for count, batch in enumerate(collector):
             assert len(following.rollout()) == 2
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
-    """A scheduler and two workers, each a process that can be killed by itself."""
-    file = tmp_path / "scheduler.json"
-    dask_cli = [sys.executable, "-m", "dask"]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    where = ["--host", "127.0.0.1", "--no-dashboard"]
-    env = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([TESTS, os.environ.get("PYTHONPATH", "")]),
-    }
-    commands = [["scheduler", *where, "--port", "0", "--scheduler-file", str(file)]]
-    commands += 2 * [
-        ["worker", *where, "--nthreads", "1", "--nworkers", "1", "--scheduler-file", str(file)]
-    ]
-    processes = [subprocess.Popen([*dask_cli, *c], env=env, **quiet) for c in commands]  # type: ignore[call-overload]
-    try:
-        assert wait_until(file.exists, 30)
-        yield str(file), processes
-    finally:
-        for process in processes:
-            for child in psutil.Process(process.pid).children(recursive=True):
-                with contextlib.suppress(psutil.NoSuchProcess):  # ended with its scheduler
-                    child.kill()
-            process.kill()
-            process.wait(10)
-
-
 def test_a_lost_scheduler_ends_a_run_with_all_rows_saved(
-    cluster: tuple[str, list[subprocess.Popen[bytes]]], tmp_path: Path
+    separate_cluster: tuple[str, list[subprocess.Popen[bytes]]], tmp_path: Path
 ) -> None:
-    file, processes = cluster
+    file, processes = separate_cluster
     out = tmp_path / "run"
     killer = threading.Timer(0, processes[0].send_signal, [signal.SIGKILL])
 

@@ -22,7 +22,14 @@ from clusterenv.sync.announcement import Announcement
 from clusterenv.sync.weights import Weights, manifest_of, pack
 from clusterenv.transport.connection import BlockingConnection
 from clusterenv.transport.endpoint import Endpoint
-from clusterenv.transport.messages import FROM_CACHE, Credit, FragmentMeta, MessageKind, Pong, WeightsMeta
+from clusterenv.transport.messages import (
+    FROM_CACHE,
+    Credit,
+    FragmentMeta,
+    MessageKind,
+    Pong,
+    WeightsMeta,
+)
 from clusterenv.worker.specs import ShardSpec, StreamSpec
 from clusterenv.worker.streamer import Stream
 

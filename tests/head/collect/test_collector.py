@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import os
 import signal
@@ -26,6 +25,7 @@ from agents import (
     Reassigning,
     Recalls,
     cartpole_policy,
+    changed,
 )
 from compare import assert_same
 from conftest import footprint, left_behind, wait_until
@@ -37,7 +37,6 @@ from worlds import Faulty, Slow, World
 import clusterenv
 from clusterenv import Divergence, Every, EveryVersion, Never, errors
 from clusterenv.policies import Categorical, EpsilonGreedy
-from clusterenv.transport.messages import MessageKind
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
@@ -47,16 +46,6 @@ def cartpole(client: Client, policy: Any = None, **kwargs: Any) -> clusterenv.Co
     return clusterenv.Collector(
         "CartPole-v1", policy or cartpole_policy(), cluster=client, **options
     )
-
-
-def changed(policy: Any, by: float, seed: int = 0) -> Any:
-    """Return a copy of a policy with other weights."""
-    torch.manual_seed(seed)
-    other = copy.deepcopy(policy)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.add_(by * torch.randn_like(parameter))
-    return other
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3])
