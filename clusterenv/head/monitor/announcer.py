@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,7 @@ _CLOSE_SECONDS = 2.0
 class Announcer:
     """Sends events from the client's event loop, so that no caller waits for the scheduler.
 
-    ``subscribers`` returns how many worker processes get each event. Events are that far apart
+    ``subscribers`` returns how many worker processes get each event. Events are so far apart
     that the scheduler spends at most ``clusterenv.publish.share`` of a core on them. An event
     that could not be sent yet is replaced by a newer one of its kind.
     """
@@ -34,6 +35,7 @@ class Announcer:
         self.entry = entry
         self._subscribers = subscribers
         self._share = config.get("publish.share")
+        self._lock = threading.Lock()
         self._pending: dict[str, dict[str, Any]] = {}  # by kind
         self._sending = False
         self._closed = False
@@ -47,23 +49,28 @@ class Announcer:
 
     def send(self, message: dict[str, Any]) -> None:
         """Publish a message soon, unless a newer one of its kind replaces it; does not wait."""
-        self._pending[message["kind"]] = message
-        if not self._sending:
-            self._client.loop.add_callback(self._send_pending)
+        with self._lock:
+            self._pending[message["kind"]] = message
+        # Also while messages are sent: the event loop may just have found no other.
+        self._client.loop.add_callback(self._send_pending)
+
+    def _next(self) -> dict[str, Any] | None:
+        """Return the message that has waited longest."""
+        with self._lock:
+            kind = next(iter(self._pending), None)
+            return None if kind is None or self._closed else self._pending.pop(kind)
 
     async def _send_pending(self) -> None:
         if self._sending:
             return
         self._sending = True
         try:
-            while self._pending and not self._closed:
-                # The oldest first; popitem would let statistics wait for a stream of versions.
-                message = self._pending.pop(next(iter(self._pending)))
+            while (message := self._next()) is not None:
                 await self._client.scheduler.log_event(topic=self.entry.topic, msg=message)
+                subscribers = self._subscribers()
                 if message["kind"] == "version":
-                    nbytes = sum(len(frame) for frame in dumps(message))
-                    self.sent_bytes += nbytes * self._subscribers()
-                await asyncio.sleep(event_seconds(self._subscribers(), self._share or 1.0))
+                    self.sent_bytes += subscribers * sum(len(frame) for frame in dumps(message))
+                await asyncio.sleep(event_seconds(subscribers, self._share or 1.0))
         except Exception as error:  # credits tell of versions too; others notice a lost scheduler
             logger.debug("an event of run %s was not published: %s", self.entry.run, error)
         finally:
@@ -81,7 +88,9 @@ class Announcer:
 
     async def _end(self) -> None:
         log_event = self._client.scheduler.log_event
-        for message in [each for each in self._pending.values() if each["kind"] == "version"]:
-            await log_event(topic=self.entry.topic, msg=message)
+        with self._lock:
+            last = self._pending.pop("version", None)
+        if last is not None:
+            await log_event(topic=self.entry.topic, msg=last)
         await log_event(topic=self.entry.topic, msg={"kind": "end"})
         await log_event(topic=RUNS, msg={"number": self.entry.number, "state": "ended"})
