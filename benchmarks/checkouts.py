@@ -29,6 +29,8 @@ from collect import WORKS, collecting, cpu_seconds
 from step import Still, stepping, streaming, tanh_policy
 
 import clusterenv
+from pipelines import ppo
+from pipelines.agents import PPOAgent
 
 Burst = Callable[[float], dict[str, float]]
 STEPS: dict[str, tuple[Any, Callable[..., float]]] = {
@@ -38,8 +40,9 @@ STEPS: dict[str, tuple[Any, Callable[..., float]]] = {
     "stream-lunarlander": ("LunarLander-v3", streaming),
     "stream-cartpole": ("CartPole-v1", streaming),
 }
+PPO = "ppo-cartpole"
 COLLECTS = {f"collect-{name}": work for name, work in WORKS.items()}
-GROUPS = {"step": list(STEPS), "collect": list(COLLECTS)}
+GROUPS = {"step": list(STEPS), "collect": list(COLLECTS), "ppo": [PPO]}
 
 
 @contextlib.contextmanager
@@ -48,6 +51,10 @@ def bursts_of(name: str) -> Iterator[Burst]:
     if name in COLLECTS:
         with collecting(COLLECTS[name], workers=2) as collect:
             yield lambda seconds: collect(seconds)._asdict()
+        return
+    if name == PPO:
+        with learning() as learn:
+            yield learn
         return
     env, run = STEPS[name]
     with clusterenv.make_vec(env, 32, shards=2) as envs:
@@ -59,6 +66,34 @@ def bursts_of(name: str) -> Iterator[Burst]:
             rows = rate * (time.perf_counter() - began)
             spent, spent_by_head = cpu_seconds() - cpu, time.process_time() - head
             return {"rate": rate, "cpu": spent / rows, "head": spent_by_head / rows}
+
+        yield burst
+
+
+@contextlib.contextmanager
+def learning() -> Iterator[Burst]:
+    """Give a function that trains PPO on CartPole in lock-step: rollout, update, publish."""
+    args = ppo.preset("CartPole-v1")
+    torch.manual_seed(1)
+    agent = PPOAgent(*clusterenv.env_spaces(args.env), args.hidden, args.normalize_obs)
+    optimizer = torch.optim.Adam(agent.parameters(), args.lr, eps=1e-5, fused=True)
+    store = clusterenv.RolloutStore()
+    with clusterenv.Collector(
+        args.env, agent, num_envs=args.num_envs, horizon=args.horizon, shards=2, seed=1
+    ) as collector:
+
+        def burst(seconds: float) -> dict[str, float]:
+            began, cpu, head = time.perf_counter(), cpu_seconds(), time.process_time()
+            rows = 0
+            while (spent := time.perf_counter() - began) < seconds:
+                for batch in collector.rollout():
+                    store.add(batch, newest_version=collector.stats().version)
+                rows += store.rows
+                rollout = store.take()
+                ppo.update(agent, optimizer, rollout, rollout["reward"], args)
+                collector.publish(agent)
+            used, used_by_head = cpu_seconds() - cpu, time.process_time() - head
+            return {"rate": rows / spent, "cpu": used / rows, "head": used_by_head / rows}
 
         yield burst
 
@@ -139,7 +174,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--serve"]:
         serve(sys.argv[2])
         return
-    names = [*STEPS, *COLLECTS]
+    names = [*STEPS, *COLLECTS, PPO]
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
