@@ -31,9 +31,9 @@ def expected(**changes: Any) -> ExpectedRows:
     return rows._replace(**changes)
 
 
-def fragment(seed: int = 0, horizon: int = HORIZON) -> Fragment:
+def fragment(seed: int = 0, horizon: int = HORIZON, origin: Origin = ORIGIN) -> Fragment:
     """Two environments; an episode of the first ends after the first step."""
-    rng, width = np.random.default_rng(seed), ORIGIN.num_envs
+    rng, width = np.random.default_rng(seed), origin.num_envs
     rows = width * horizon
     words = np.array(["go", "", "links", "über", "naïve", "x"], object)
     columns = {
@@ -50,7 +50,7 @@ def fragment(seed: int = 0, horizon: int = HORIZON) -> Fragment:
         "log_prob": rng.random(rows).astype(np.float32),
         "episode": np.zeros(rows, np.int32),
         "step": np.repeat(np.arange(horizon, dtype=np.int32), width),
-        "env": np.tile(np.array([6, 7], np.int32), horizon),
+        "env": np.tile(origin.first_env + np.arange(2, dtype=np.int32), horizon),
         "version": np.full(rows, 7, np.int32),
     }
     last = [row for row in range(rows - width, rows) if row]
