@@ -106,14 +106,14 @@ def spec_of(field: pa.Field) -> RowSpec:
 def to_array(column: Column, kind: pa.DataType) -> pa.Array:
     """Return a contiguous column as an array of the type of its field, sharing its memory."""
     rows = len(column)
-    if pa.types.is_string(kind):
+    if column.dtype.kind == "O":
         return pa.array(column, kind)
-    if column.dtype == np.bool_ and column.ndim == 1:
-        bits = pa.py_buffer(np.packbits(column, bitorder="little"))
-        return pa.Array.from_buffers(kind, rows, [None, bits], 0)
-    if column.ndim == 1:
-        return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(column)], 0)
-    return pa.Array.from_buffers(kind, rows, [None], 0, children=[_items(column, kind.value_type)])
+    if column.ndim > 1:
+        items = [_items(column, kind.value_type)]
+        return pa.Array.from_buffers(kind, rows, [None], 0, children=items)
+    if column.dtype.kind == "b":
+        column = np.packbits(column, bitorder="little")
+    return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(column)], 0)
 
 
 def to_arrow(name: str, column: Column) -> tuple[pa.Field, pa.Array]:
@@ -155,8 +155,10 @@ class SparseRows:
         has = np.zeros(total, np.bool_)
         has[rows] = True
         self.bits = np.packbits(has, bitorder="little")
+        edges = np.empty(len(rows) + 2, np.int64)
+        edges[0], edges[1:-1], edges[-1] = -1, rows, total
         numbers = np.arange(len(rows) + 1, dtype=np.int32)
-        self._counts = np.repeat(numbers, np.diff(rows, prepend=-1, append=total))
+        self._counts = numbers.repeat(edges[1:] - edges[:-1])
 
     def offsets(self, items: int) -> npt.NDArray[np.int32]:
         """Return where the numbers of each row begin, if each of these rows has ``items``."""

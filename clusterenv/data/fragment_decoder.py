@@ -13,17 +13,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from clusterenv.data.arrow import RowSpec, SparseRows, field_of, sparse_field_of, spec_of
+from clusterenv.data.arrow import RowSpec, field_of, sparse_field_of, spec_of
 from clusterenv.data.batch import Batch, Sealed
 from clusterenv.data.fragment import Cut
 from clusterenv.data.ipc import read_message
-from clusterenv.data.record_batch import ORIGIN, STATE, Origin, Sparse, is_sparse, next_of
+from clusterenv.data.record_batch import ORIGIN, STATE, Origin, is_sparse, next_of
 from clusterenv.data.spaces import Array, Column, Layout
 
 __all__ = ["ExpectedRows", "FragmentDecoder", "largest_fragment"]
 
 _OWN_BYTES = 128  # of a row, besides observation, action and the policy's columns
 _METADATA_BYTES = 1 << 16  # of a message
+_NEXT = next_of("")
+Rows = npt.NDArray[np.int64]
 _STEP_COLUMNS = {
     "reward": np.dtype(np.float32),
     "terminated": np.dtype(np.bool_),
@@ -90,9 +92,25 @@ def _check_field(fields: Mapping[str, pa.Field], wanted: pa.Field) -> None:
 class _Plan(NamedTuple):
     """How a column is read."""
 
+    at: int
     name: str
     spec: RowSpec
-    field: pa.Field
+    kind: str
+    """``text``, ``bits`` or ``numbers``."""
+    items: int
+    """Numbers of one row."""
+    nbytes: int
+    """Bytes of one row of numbers."""
+    nested: bool
+    """Whether a row is a list."""
+
+    @classmethod
+    def of(cls, at: int, field: pa.Field) -> _Plan:
+        spec = spec_of(field)
+        kind = "bits" if pa.types.is_boolean(field.type) else "numbers"
+        kind = "text" if spec.is_text else kind
+        nested = pa.types.is_fixed_size_list(field.type)
+        return cls(at, field.name, spec, kind, spec.items, spec.nbytes, nested)
 
 
 class FragmentDecoder:
@@ -120,9 +138,10 @@ class FragmentDecoder:
         self._origin = origin = expected.origin
         self._rows = expected.horizon * origin.num_envs
         self._plain = self._schema.remove_metadata()
-        plans = [_Plan(field.name, spec_of(field), field) for field in self._schema]
-        self._plans = [(k, plan) for k, plan in enumerate(plans) if not is_sparse(plan.field)]
-        self._sparse = [(k, plan) for k, plan in enumerate(plans) if is_sparse(plan.field)]
+        fields = list(enumerate(self._schema))
+        self._dense = [_Plan.of(at, field) for at, field in fields if not is_sparse(field)]
+        self._sparse = [_Plan.of(at, field) for at, field in fields if is_sparse(field)]
+        self._first_rows = np.arange(origin.num_envs)
         self._constant = {
             name: np.full(self._rows, getattr(origin, name), dtype).tobytes()
             for name, dtype in ORIGIN.items()
@@ -135,31 +154,25 @@ class FragmentDecoder:
         if batch.num_rows != self._rows:
             raise ValueError(f"{batch.num_rows:,} rows instead of {self._rows:,}")
         memory = _Memory(body, raw.address)
-        columns = {
-            plan.name: self._column(batch.column(k), plan, memory) for k, plan in self._plans
-        }
+        arrays = batch.columns
+        columns = {plan.name: self._column(arrays[plan.at], plan, memory) for plan in self._dense}
         for name, constant in self._constant.items():
             if columns.pop(name).tobytes() != constant:
                 raise ValueError(f"a row is not of {name} {getattr(self._origin, name)}")
         env, first, width = columns["env"], self._origin.first_env, self._origin.num_envs
         if env.min() < first or env.max() >= first + width:
             raise ValueError(f"environments {env.min()}–{env.max()} are not of this shard")
-        sparse = {
-            plan.name: self._sparse_column(batch.column(k), plan, memory)
-            for k, plan in self._sparse
-        }
         ends = columns["terminated"] | columns["truncated"]
         ends[-width:] = True
-        tail_rows, first_rows = np.flatnonzero(ends), np.arange(width)
+        tail_rows = np.flatnonzero(ends)
         tail, state = {}, {}
-        for name, (rows, values) in sparse.items():
-            is_state = name.startswith(STATE)
-            if not np.array_equal(rows, first_rows if is_state else tail_rows):
-                raise ValueError(f"column {name!r} has values in other rows than it must")
-            if is_state:
+        for plan in self._sparse:
+            array, name = arrays[plan.at], plan.name
+            if name.startswith(STATE):
+                values = self._values(array, plan, self._first_rows, memory)
                 state[name.removeprefix(STATE)] = values
             else:
-                tail[name.removeprefix(next_of(""))] = values
+                tail[name.removeprefix(_NEXT)] = self._values(array, plan, tail_rows, memory)
         return Batch(
             columns,
             width,
@@ -175,31 +188,35 @@ class FragmentDecoder:
         )
 
     def _column(self, array: pa.Array, plan: _Plan, memory: _Memory) -> Column:
-        spec = plan.spec
-        *others, values = array.buffers()
-        if any(other is not None for other in (others[:1] if spec.is_text else others)):
+        buffers = array.buffers()
+        if buffers[0] is not None or (plan.nested and buffers[1] is not None):
             raise ValueError(f"column {plan.name!r} has null values")
-        if spec.is_text:
-            text: Column = array.to_numpy(zero_copy_only=False)
-            return text
-        if spec.dtype == np.bool_ and not spec.shape:
-            return _bits(memory, values, self._rows)
-        return memory.array(values, spec, self._rows)
+        if plan.kind == "numbers":
+            return memory.numbers(buffers[-1], plan, self._rows)
+        if plan.kind == "bits":
+            return memory.bits(buffers[1], self._rows)
+        text: Column = array.to_numpy(zero_copy_only=False)
+        return text
 
-    def _sparse_column(self, array: pa.Array, plan: _Plan, memory: _Memory) -> Sparse:
+    def _values(self, array: pa.Array, plan: _Plan, rows: Rows, memory: _Memory) -> Column:
+        """Return the values of a sparse column, which must be in these rows and no others."""
         valid, offsets, *values = array.buffers()
-        if valid is None:
-            rows = np.arange(self._rows)
-        else:
-            rows = np.flatnonzero(_bits(memory, valid, self._rows))
-        if plan.spec.is_text:
-            return rows, array.drop_null().to_numpy(zero_copy_only=False)
+        count = len(rows)
+        same = array.null_count == self._rows - count
+        if not same or (valid is not None and not memory.bits(valid, self._rows)[rows].all()):
+            raise ValueError(f"column {plan.name!r} has values in other rows than it must")
+        if plan.kind == "text":
+            text: Column = array.drop_null().to_numpy(zero_copy_only=False)
+            return text
         if values[0] is not None:
             raise ValueError(f"column {plan.name!r} has null values")
-        found = memory.array(offsets, RowSpec(np.dtype(np.int32), ()), self._rows + 1)
-        if found.tobytes() != SparseRows(rows, self._rows).offsets(plan.spec.items).tobytes():
+        # They never decrease, which Arrow has checked: so all other rows are empty.
+        starts = memory.view(offsets, 4 * (self._rows + 1)).view(np.int32)
+        ends = np.arange(count + 1) * plan.items
+        right = (starts[rows] == ends[:-1]).all() and (starts[rows + 1] == ends[1:]).all()
+        if not right or starts[-1] != ends[-1]:
             raise ValueError(f"the lists of column {plan.name!r} are not {plan.spec}")
-        return rows, memory.array(values[1], plan.spec, len(rows))
+        return memory.numbers(values[1], plan, count)
 
 
 class _Memory(NamedTuple):
@@ -208,24 +225,29 @@ class _Memory(NamedTuple):
     body: Array
     address: int
 
-    def array(self, buffer: pa.Buffer | None, spec: RowSpec, rows: int) -> Column:
-        """Return the rows that a buffer of the message holds."""
-        size = spec.nbytes * rows
+    def view(self, buffer: pa.Buffer | None, size: int) -> Column:
+        """Return the first bytes of a buffer of the message."""
         if not size:
-            return np.empty((rows, *spec.shape), spec.dtype)
+            return np.empty(0, np.uint8)
         start = -1 if buffer is None else buffer.address - self.address
-        if buffer is None or buffer.size < size or not 0 <= start <= self.body.nbytes - size:
-            raise ValueError(f"{rows:,} rows of {spec} are not in the message")
-        flat = self.body[start : start + size]
-        if spec.dtype == np.bool_ and flat.max() > 1:
-            raise ValueError(f"a value of {flat.max()} is no boolean")
-        column: Column = flat.view(spec.dtype)
-        return column.reshape(rows, *spec.shape) if spec.shape else column
+        if buffer is None or buffer.size < size or not 0 <= start <= len(self.body) - size:
+            raise ValueError(f"{size:,} bytes of a column are not in the message")
+        found: Column = self.body[start : start + size]
+        return found
 
+    def numbers(self, buffer: pa.Buffer | None, plan: _Plan, rows: int) -> Column:
+        """Return so many rows of numbers."""
+        dtype, shape = plan.spec
+        flat = self.view(buffer, plan.nbytes * rows)
+        if dtype.kind == "b" and flat.size and flat.max() > 1:
+            raise ValueError(f"a value of {flat.max()} in column {plan.name!r} is no boolean")
+        column = flat.view(dtype)
+        return column.reshape(rows, *shape) if shape else column
 
-def _bits(memory: _Memory, buffer: pa.Buffer | None, rows: int) -> npt.NDArray[np.bool_]:
-    packed = memory.array(buffer, RowSpec(np.dtype(np.uint8), ()), (rows + 7) // 8)
-    return np.unpackbits(packed, count=rows, bitorder="little").view(np.bool_)
+    def bits(self, buffer: pa.Buffer | None, rows: int) -> Column:
+        """Return so many booleans."""
+        packed = self.view(buffer, (rows + 7) // 8)
+        return np.unpackbits(packed, count=rows, bitorder="little").view(np.bool_)
 
 
 def largest_fragment(rows: int, obs: Layout, action: Layout, extras: int) -> int:

@@ -16,6 +16,8 @@ from clusterenv.data.spaces import Column
 
 __all__ = ["FragmentEncoder"]
 
+_COPIED = 1 << 20  # bytes; up to here, one copy takes less time than handing over every column
+
 
 class FragmentEncoder:
     """Seals the fragments of one shard, each as one record-batch message.
@@ -32,7 +34,7 @@ class FragmentEncoder:
         self._first_rows = SparseRows(np.empty(0, np.int64), 0)
 
     def encode(self, fragment: Fragment) -> tuple[bytes | None, list[memoryview]]:
-        """Return the message of a fragment in pieces that share the memory of its columns.
+        """Return the message of a fragment in pieces, which may share the memory of its columns.
 
         The first value is the schema's message if this fragment has other columns than the one
         before it, and for the first fragment; otherwise ``None``.
@@ -46,9 +48,8 @@ class FragmentEncoder:
             self._kinds = kinds
         if total != self._first_rows.total:
             self._fill(total, fragment.num_envs)
-        columns = [np.ascontiguousarray(column) for column in fragment.columns.values()]
         types = iter(self._types)
-        arrays = [_checked(to_array(column, next(types)), column) for column in columns]
+        arrays = [_to_array(column, next(types)) for column in fragment.columns.values()]
         arrays += self._constants
         ends = SparseRows(rows, total)
         for where, part in ((ends, tail), (self._first_rows, fragment.state)):
@@ -57,7 +58,9 @@ class FragmentEncoder:
             ]
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         schema = self._schema.serialize().to_pybytes() if changed else None
-        return schema, self._writer.message(batch)
+        if sum(column.nbytes for column in fragment.columns.values()) > _COPIED:
+            return schema, self._writer.message(batch)
+        return schema, [memoryview(batch.serialize()).cast("B")]
 
     def _prepare(
         self, columns: Mapping[str, Column], tail: Mapping[str, Column], state: Mapping[str, Column]
@@ -85,7 +88,8 @@ class FragmentEncoder:
         self._first_rows = SparseRows(np.arange(num_envs), total)
 
 
-def _checked(array: pa.Array, column: Column) -> pa.Array:
-    if column.dtype == object and array.null_count:
+def _to_array(column: Column, kind: pa.DataType) -> pa.Array:
+    array = to_array(np.ascontiguousarray(column), kind)
+    if array.null_count:
         raise ValueError(f"row {np.argmax(array.is_null())} of a column of text is None")
     return array

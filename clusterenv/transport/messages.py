@@ -214,34 +214,30 @@ class FragmentMeta(NamedTuple):
             *(self.version, self.newest, self.dropped, self.checks, self.pulls),
             *(self.divergence is not None, self.divergence or 0.0, len(self.returns)),
         )
-        episodes = np.array(self.returns, _RETURN).tobytes(), np.array(self.lengths, _LENGTH)
+        count = len(self.returns)
+        episodes = struct.pack(f"<{count}d{count}q", *self.returns, *self.lengths)
         cuts = json.dumps(self.cuts).encode() if self.cuts else b""
-        return b"".join((numbers, episodes[0], episodes[1].tobytes(), cuts))
+        return numbers + episodes + cuts
 
     @classmethod
     def unpack(cls, raw: bytes) -> FragmentMeta:
         """Undo :meth:`pack`; raise ``ValueError`` if the blob is malformed."""
         try:
             *counts, known, divergence, episodes = _NUMBERS.unpack_from(raw)
+            ended = struct.unpack_from(f"<{episodes}d{episodes}q", raw, _NUMBERS.size)
         except struct.error as error:
             raise ValueError(str(error)) from error
-        middle = _NUMBERS.size + episodes * _RETURN.itemsize
-        end = middle + episodes * _LENGTH.itemsize
-        if len(raw) < end:
-            raise ValueError(f"{episodes:,} episodes in {len(raw):,} bytes")
-        returns = np.frombuffer(raw, _RETURN, episodes, _NUMBERS.size)
-        lengths = np.frombuffer(raw, _LENGTH, episodes, middle)
-        if max(counts) > _MOST or (episodes and not 0 < lengths.min() <= lengths.max() <= _MOST):
-            raise ValueError(f"{counts} and lengths of episodes {lengths} are not counts")
+        returns, lengths = list(ended[:episodes]), list(ended[episodes:])
+        if max(counts) > _MOST or (episodes and not 0 < min(lengths) <= max(lengths) <= _MOST):
+            raise ValueError(f"{counts} and the lengths {lengths} of episodes are not counts")
+        end = _NUMBERS.size + struct.calcsize(f"<{episodes}d{episodes}q")
         cuts = _cuts(json.loads(raw[end:])) if len(raw) > end else []
         version, newest, dropped, checks, pulls = counts
-        ended = returns.tolist(), lengths.tolist()
-        known_divergence = divergence if known else None
-        return cls(version, newest, known_divergence, *ended, dropped, checks, pulls, cuts)
+        measured = divergence if known else None
+        return cls(version, newest, measured, returns, lengths, dropped, checks, pulls, cuts)
 
 
 _NUMBERS = struct.Struct("<QQQQQ?dI")
-_RETURN, _LENGTH = np.dtype("<f8"), np.dtype("<i8")
 _MOST = 2**62
 
 
