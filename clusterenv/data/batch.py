@@ -13,15 +13,27 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from clusterenv.data.arrow import to_arrow
 from clusterenv.data.fragment import Cut
-from clusterenv.data.spaces import Column
+from clusterenv.data.record_batch import ORIGIN, STATE, Sparse, ascending, next_of, to_record_batch
+from clusterenv.data.spaces import Array, Column
 from clusterenv.data.tensordict import to_tensordict
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-__all__ = ["Batch", "Rollout"]
+__all__ = ["Batch", "Rollout", "Sealed"]
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """A fragment as its worker has sealed it: an Arrow IPC message."""
+
+    schema: pa.Schema
+    """Of the message, without metadata: equal for all shards with the same columns."""
+    message: Array
+    """The bytes of the message."""
+    record_batch: pa.RecordBatch
+    """Views of the message."""
 
 
 class Batch:
@@ -45,6 +57,8 @@ class Batch:
         version that acted in the first time row; the column ``version`` has that of every row.
     cuts
         Episodes that were cut because their environment failed and was rebuilt, and why.
+    sealed
+        The message that the batch was received as; ``None`` if it was made otherwise.
     """
 
     def __init__(
@@ -60,6 +74,7 @@ class Batch:
         incarnation: int,
         policy_version: int,
         cuts: Sequence[Cut] = (),
+        sealed: Sealed | None = None,
     ) -> None:
         self._columns = dict(columns)
         self.num_rows = len(columns["reward"])
@@ -73,14 +88,33 @@ class Batch:
         self.incarnation = incarnation
         self.policy_version = policy_version
         self.cuts = list(cuts)
+        self.sealed = sealed
 
     @functools.cached_property
     def record_batch(self) -> pa.RecordBatch:
-        """All rows, time-major: row ``t * num_envs + e``."""
-        fields, arrays = zip(*(to_arrow(n, c) for n, c in self._columns.items()), strict=True)
-        names = ("run", "shard", "incarnation", "num_envs")
+        """All rows, time-major: row ``t * num_envs + e``, with tails, state and origin.
+
+        It is the record batch that the worker sent; see :doc:`/collecting` for its columns.
+        """
+        if self.sealed is not None:
+            return self.sealed.record_batch
+        names = (*ORIGIN, "num_envs")
         metadata = {name: str(getattr(self, name)) for name in names}
-        return pa.record_batch(list(arrays), schema=pa.schema(fields, metadata))
+        return to_record_batch(self._columns, self.origin, self.sparse, metadata)
+
+    @property
+    def origin(self) -> dict[str, int]:
+        """Run, shard and incarnation."""
+        return {name: getattr(self, name) for name in ORIGIN}
+
+    @property
+    def sparse(self) -> dict[str, Sparse]:
+        """Tails and state as the record batch has them: by column, the rows and their values."""
+        rows, tail = ascending(self.tail_rows, self.tail)
+        sparse = {next_of(name): (rows, column) for name, column in tail.items()}
+        for name, column in self.state.items():
+            sparse[STATE + name] = (np.arange(len(column)), column)
+        return sparse
 
     @property
     def names(self) -> list[str]:

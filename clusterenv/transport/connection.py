@@ -12,7 +12,6 @@ import time
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from clusterenv.data.pickling import loads
 from clusterenv.data.spaces import Array
 from clusterenv.transport.framing import (
     HEADER_SIZE,
@@ -26,6 +25,7 @@ from clusterenv.transport.framing import (
     remaining,
     unpack,
 )
+from clusterenv.transport.messages import decode_blob
 from clusterenv.transport.stream_socket import IOV_MAX, StreamSocket
 
 __all__ = ["BlockingConnection", "NonBlockingConnection"]
@@ -69,14 +69,14 @@ class BlockingConnection:
         return unpack(raw, self._limit)
 
     def recv_raw(self, header: Header) -> bytearray:
-        """Receive the message's blob, still pickled."""
+        """Receive the bytes of the message's blob."""
         raw = bytearray(header.blob)
         self._fill((raw,), header.blob)
         return raw
 
     def recv_blob(self, header: Header) -> Any:
         """Receive the message's blob; ``None`` if it is empty."""
-        return loads(self.recv_raw(header)) if header.blob else None
+        return decode_blob(header.kind, self.recv_raw(header)) if header.blob else None
 
     def recv_body(self, header: Header, arrays: Sequence[Array]) -> None:
         """Receive the message's body into contiguous arrays, without a copy."""
@@ -214,7 +214,7 @@ class NonBlockingConnection:
         if header.blob:
             blob = bytearray(header.blob)
             yield from self._fill((blob,), 0)
-            value = loads(blob)
+            value = decode_blob(header.kind, blob)
         arrays = place(header, value)
         check_body(header, arrays)
         return (yield from self._receive_body(header, value, arrays, 0))

@@ -1,4 +1,4 @@
-"""The format of a message: a header, a pickled blob, and a body of raw array bytes.
+"""The format of a message: a header, a blob, and a body of raw array bytes.
 
 Pure functions on bytes, shared by the blocking and the non-blocking connection.
 """
@@ -51,7 +51,7 @@ class Message(NamedTuple):
 
     kind: int
     blob: Any
-    """Unpickled; ``None`` if it was empty."""
+    """Decoded by :func:`~clusterenv.transport.messages.decode_blob`; ``None`` if it was empty."""
     body: Sequence[Array]
     """The arrays that hold it."""
 

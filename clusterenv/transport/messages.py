@@ -3,19 +3,22 @@
 A message has a kind, a blob and a body. The blob is pickled; where the description names a type,
 it travels as a plain tuple of the type's fields: ``dumps(tuple(CallRequest(…)))``. The body is the
 bytes of arrays, without a description: both sides derive shapes and dtypes from the spaces, the
-policy or the blob.
+policy or the blob. The messages that carry rows, ``SCHEMA`` and ``FRAGMENT``, are Arrow's, and
+nothing in them is pickled.
 """
 
 from __future__ import annotations
 
 import enum
+import json
+import struct
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from clusterenv.data.codec import Parts
 from clusterenv.data.fragment import Cut
+from clusterenv.data.pickling import loads
 from clusterenv.data.spaces import Column
 
 __all__ = [
@@ -31,6 +34,7 @@ __all__ = [
     "ResultMeta",
     "StepRequest",
     "WeightsMeta",
+    "decode_blob",
 ]
 
 
@@ -76,8 +80,8 @@ class MessageKind(enum.IntEnum):
     """Head to shard, before the shard moves or ends: the shard uses up its credits, then sends
     ``DRAINED``. Blob ``None``; no body."""
     FRAGMENT = 31
-    """Shard to head, one for each credit. The blob is a :class:`FragmentMeta`; the body is the
-    fragment in Arrow's IPC format."""
+    """Shard to head, one for each credit. The blob is :meth:`FragmentMeta.pack`; the body is one
+    Arrow record-batch message (see :mod:`clusterenv.data.codec`)."""
     PULL = 32
     """Shard to head, when the sync rule asks for newer weights, or after those promised did not
     arrive. The blob is a boolean: whether the head must send the weights itself. From a worker to
@@ -90,6 +94,9 @@ class MessageKind(enum.IntEnum):
     HELD = 35
     """Shard to head, when weights have arrived and the worker can pass them on to others. The blob
     is their version; no body."""
+    SCHEMA = 36
+    """Shard to head, before the first ``FRAGMENT``, and again if the columns change. The blob is
+    the Arrow schema message of the fragments that follow; no body."""
 
     # Both
 
@@ -186,7 +193,14 @@ class Pong(NamedTuple):
 
 
 class FragmentMeta(NamedTuple):
-    """Blob of ``FRAGMENT``."""
+    """Blob of ``FRAGMENT``: what is to be known of a fragment besides its rows.
+
+    Examples
+    --------
+    >>> meta = FragmentMeta(7, 8, 0.25, [200.0], [200], 0, 3, 1, [])
+    >>> FragmentMeta.unpack(meta.pack()) == meta
+    True
+    """
 
     version: int
     """Policy version of the first time row; where environments differ, the oldest."""
@@ -194,13 +208,51 @@ class FragmentMeta(NamedTuple):
     """The newest version that was announced to the shard when the fragment began."""
     divergence: float | None
     """Of the shard's version from the newest at that time, if known."""
-    parts: Parts
     returns: list[float]
     lengths: list[int]
     dropped: int
     checks: int
     pulls: int
     cuts: list[Cut]
+
+    def pack(self) -> bytes:
+        """Return the blob: numbers of fixed size, then returns, lengths, and the cuts as JSON."""
+        numbers = _NUMBERS.pack(
+            *(self.version, self.newest, self.dropped, self.checks, self.pulls),
+            *(self.divergence is not None, self.divergence or 0.0, len(self.returns)),
+        )
+        count = len(self.returns)
+        episodes = struct.pack(f"<{count}d{count}q", *self.returns, *self.lengths)
+        cuts = json.dumps(self.cuts).encode() if self.cuts else b""
+        return numbers + episodes + cuts
+
+    @classmethod
+    def unpack(cls, raw: bytes) -> FragmentMeta:
+        """Undo :meth:`pack`; raise ``ValueError`` if the blob is malformed."""
+        try:
+            *counts, known, divergence, episodes = _NUMBERS.unpack_from(raw)
+            ended = struct.unpack_from(f"<{episodes}d{episodes}q", raw, _NUMBERS.size)
+        except struct.error as error:
+            raise ValueError(str(error)) from error
+        returns, lengths = list(ended[:episodes]), list(ended[episodes:])
+        if max(counts) > _MOST or (episodes and not 0 < min(lengths) <= max(lengths) <= _MOST):
+            raise ValueError(f"{counts} and the lengths {lengths} of episodes are not counts")
+        end = _NUMBERS.size + struct.calcsize(f"<{episodes}d{episodes}q")
+        cuts = _cuts(json.loads(raw[end:])) if len(raw) > end else []
+        version, newest, dropped, checks, pulls = counts
+        measured = divergence if known else None
+        return cls(version, newest, measured, returns, lengths, dropped, checks, pulls, cuts)
+
+
+_NUMBERS = struct.Struct("<QQQQQ?dI")
+_MOST = 2**62
+
+
+def _cuts(found: Any) -> list[Cut]:
+    for cut in found if isinstance(found, list) else [found]:
+        if not isinstance(cut, list) or [type(part) for part in cut] != [int, int, str]:
+            raise ValueError(f"{cut!r} is no cut episode: [env, time, reason]")
+    return [Cut(*cut) for cut in found]
 
 
 class Failure(NamedTuple):
@@ -215,3 +267,11 @@ class Failure(NamedTuple):
     traceback: str
     note: str = ""
     """Why the environment must not be tried again, if so."""
+
+
+_NOT_PICKLED = frozenset({MessageKind.SCHEMA, MessageKind.FRAGMENT})
+
+
+def decode_blob(kind: int, raw: bytes | bytearray) -> Any:
+    """Return the value of a message's blob, or the bytes of one that is not pickled."""
+    return bytes(raw) if kind in _NOT_PICKLED else loads(raw)

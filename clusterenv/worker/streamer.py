@@ -15,10 +15,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from clusterenv.data.codec import Parts, encode
 from clusterenv.data.fragment import Fragment
+from clusterenv.data.fragment_encoder import FragmentEncoder
 from clusterenv.data.pickling import dumps
 from clusterenv.data.processes import this_process
+from clusterenv.data.record_batch import Origin
 from clusterenv.data.seeds import env_seeds
 from clusterenv.data.spaces import Array
 from clusterenv.errors import ConfigError, ConnectionClosed
@@ -47,7 +48,7 @@ class Outgoing(NamedTuple):
     """A message that is queued for the head."""
 
     kind: MessageKind
-    blob: Any
+    blob: bytes
     body: Sequence[Array] = ()
     fragment: Fragment | None = None
     """To be recycled when it is sent."""
@@ -75,6 +76,8 @@ class Stream:
         self._loop = EnvLoop(
             engine, self._policy, first, spec.horizon, seeds, spec.env_faults, rng, spec.text
         )
+        origin = int(shard.fleet), shard.index, shard.incarnation, engine.num_envs, first
+        self._encoder = FragmentEncoder(Origin(*origin))
         self._credits: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[Outgoing | None] = queue.SimpleQueue()
         self.cache = weight_cache_of(shard.fleet)
@@ -108,9 +111,11 @@ class Stream:
                 between = self._between if self._by_step and not fresh else None
                 fragment = self._loop.fragment(self._acting(), fresh, between)
                 self._busy = False
-                parts, body = encode(fragment)
-                meta = self._meta(fragment, newest, divergence, parts)
-                self._outbox.put(Outgoing(MessageKind.FRAGMENT, tuple(meta), body, fragment))
+                schema, body = self._encoder.encode(fragment)
+                if schema is not None:
+                    self._outbox.put(Outgoing(MessageKind.SCHEMA, schema))
+                blob = self._meta(fragment, newest, divergence).pack()
+                self._outbox.put(Outgoing(MessageKind.FRAGMENT, blob, body, fragment))
         except Interrupted:
             pass
         except (Exception, SystemExit) as error:
@@ -177,16 +182,13 @@ class Stream:
         Only the sender thread writes to the connection. If the reader did and had to wait for the
         head to read, while the head waits for this reader, both would wait forever.
         """
-        self._outbox.put(Outgoing(kind, blob))
+        self._outbox.put(Outgoing(kind, dumps(blob)))
 
-    def _meta(
-        self, fragment: Fragment, newest: int, divergence: float | None, parts: Parts
-    ) -> FragmentMeta:
+    def _meta(self, fragment: Fragment, newest: int, divergence: float | None) -> FragmentMeta:
         return FragmentMeta(
             int(fragment.columns["version"][: fragment.num_envs].min()),
             newest,
             divergence,
-            parts,
             fragment.returns,
             fragment.lengths,
             fragment.dropped,
@@ -198,7 +200,7 @@ class Stream:
     def _send(self) -> None:
         try:
             while (message := self._outbox.get()) is not None:
-                self._connection.send(message.kind, dumps(message.blob), message.body)
+                self._connection.send(message.kind, message.blob, message.body)
                 if message.fragment is not None:
                     self._loop.recycle(message.fragment)
         except ConnectionClosed:

@@ -118,6 +118,7 @@ def test_the_schema_is_the_documented_one(space: str) -> None:
             assert json.loads(field.metadata[b"shape"]) == list(leaf.shape)
         else:
             assert field.type == kind
+        assert fields.pop(leaf.name("next_obs")).type == pa.list_(kind)
     assert {name: str(field.type) for name, field in fields.items()} == {
         "action": "int64",
         "reward": "float",
@@ -128,6 +129,9 @@ def test_the_schema_is_the_documented_one(space: str) -> None:
         "step": "int32",
         "version": "int32",
         "twice": "float",
+        "run": "int64",
+        "shard": "int32",
+        "incarnation": "int32",
     }
 
 

@@ -195,14 +195,14 @@ def test_a_store_of_a_newer_version_is_refused_and_kept(tmp_path: Path) -> None:
     store, _ = filled()
     store.save(tmp_path)
     envelope, manifest = manifest_of(tmp_path)
-    forge(tmp_path, {**envelope, "format": 4}, manifest)
+    forge(tmp_path, {**envelope, "format": 5}, manifest)
     before = files(tmp_path)
     for attempt in (
         lambda: ReplayStore.load(tmp_path),
         lambda: store.save(tmp_path),
         lambda: ReplayStore(101, journal=tmp_path),
     ):
-        with pytest.raises(StoreUnreadable, match=r"has format 4, .* reads 3; .*pip install"):
+        with pytest.raises(StoreUnreadable, match=r"has format 5, .* reads 3 and 4; .*pip install"):
             attempt()
     assert files(tmp_path) == before
 
@@ -221,7 +221,7 @@ def test_a_store_of_an_older_format_is_named_with_what_to_do_and_kept(tmp_path: 
     ):
         with pytest.raises(
             StoreUnreadable,
-            match=r"has format 2, .* reads 3; an older one .*rows-\d+\.arrow\. .*store\.save\(",
+            match=r"has format 2, .* reads 3 and 4; an older .*rows-\d+\.arrow\. .*store\.save\(",
         ):
             attempt()
     assert files(tmp_path) == before
@@ -246,9 +246,9 @@ def test_a_manifest_that_names_files_elsewhere_is_refused(name: str, tmp_path: P
         b"",
         b"{",
         b"[1, 2]",
-        b'{"format": 3}',
-        b'{"format": 3, "crc32": 5, "manifest": 7}',
-        b'{"format": 3, "crc32": 0, "manifest": ""}',
+        b'{"format": 4}',
+        b'{"format": 4, "crc32": 5, "manifest": 7}',
+        b'{"format": 4, "crc32": 0, "manifest": ""}',
         b"\xff\xfe\x00",
         None,
     ],
@@ -270,7 +270,7 @@ def test_a_damaged_manifest_says_what_is_readable(content: bytes | None, tmp_pat
     assert files(tmp_path) == before
     (name,) = [name for name in before if name.startswith("rows")]
     with pa.memory_map(str(tmp_path / name)) as source:  # what the message promises
-        table = pa.ipc.open_file(source).read_all()
+        table = pa.ipc.open_stream(source).read_all()
         assert table["step"].to_pylist() == [row.step for row in rows[-len(store) :]]
 
 
@@ -291,7 +291,7 @@ def test_rows_beside_a_missing_manifest_are_told_of_and_not_removed(tmp_path: Pa
         said.add(str(error.value))
     (message,) = said
     assert re.search(
-        r"open_file reads: rows-\d+\.arrow\. .*another directory: store\.save", message
+        r"open_stream reads .*: rows-\d+\.arrow\. .*another directory: store\.save", message
     )
     assert files(tmp_path) == before
     store.save(tmp_path / "new")  # what the message proposes
@@ -371,7 +371,8 @@ def test_a_forged_manifest_is_named(tmp_path: Path, name: str) -> None:
 
 def test_nothing_on_disk_is_pickled() -> None:
     store = Path(storage.__file__).parents[1]
-    for path in [*store.rglob("*.py"), store.parent / "data" / "arrow.py"]:
+    data, names = store.parent / "data", ("arrow", "ipc", "record_batch")
+    for path in [*store.rglob("*.py"), *(data / f"{name}.py" for name in names)]:
         assert not re.search(r"pickle|np\.load|torch\.load|marshal|shelve", path.read_text()), path
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 import struct
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from sockets import KINDS, connected
 from clusterenv.errors import ConnectionClosed
 from clusterenv.transport.connection import NonBlockingConnection
 from clusterenv.transport.framing import Header
+from clusterenv.transport.messages import FragmentMeta, MessageKind
 
 Ends = tuple[NonBlockingConnection, NonBlockingConnection]
 LARGE = 9_000_001  # bytes; more than what a socket holds
@@ -134,3 +136,28 @@ def test_after_a_send_that_failed_nothing_is_read_that_was_not_sent(
     else:
         assert (got == 7).all()
     head.close()
+
+
+class Loaded:
+    """Tells when it is unpickled."""
+
+    seen = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Loaded.count, ()
+
+    @staticmethod
+    def count() -> None:
+        Loaded.seen += 1
+
+
+@pytest.mark.parametrize("kind", [MessageKind.SCHEMA, MessageKind.FRAGMENT])
+def test_messages_with_rows_are_not_unpickled(ends: Ends, kind: MessageKind) -> None:
+    head, shard = ends
+    blob = pickle.dumps([Loaded()] * 50)
+    shard.send(kind, blob, [np.zeros(5, np.uint8)])
+    while (message := head.receive(anywhere)) is None:
+        pass
+    assert (message.blob, Loaded.seen) == (blob, 0)
+    with pytest.raises(ValueError, match=r"."):
+        FragmentMeta.unpack(message.blob)

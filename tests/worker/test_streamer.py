@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +15,7 @@ from agents import cartpole_policy
 from clusterenv import EveryVersion
 from clusterenv.data.buffer_pool import BufferPool
 from clusterenv.data.pickling import dumps
+from clusterenv.data.seeds import new_run_id
 from clusterenv.errors import ConnectionClosed
 from clusterenv.simulation.engines import Recipe, build
 from clusterenv.sync.announcement import Announcement
@@ -45,7 +45,7 @@ class Shard:
         self.head = BlockingConnection(ours)
         spec = StreamSpec(cartpole_policy(), EveryVersion(), horizon=4, seed=1, version=0)
         engine = build(Recipe(gym.spec("CartPole-v1")), 0, 2)
-        shard = ShardSpec(0, 0, 2, None, accept_timeout=10, fleet=str(uuid.uuid4()))
+        shard = ShardSpec(0, 0, 2, None, accept_timeout=10, fleet=str(new_run_id()))
         self.stream = Stream(engine, shard, spec, fetch)
         self._thread = threading.Thread(
             target=self.stream.run, args=(BlockingConnection(theirs),), daemon=True
@@ -109,7 +109,7 @@ def test_a_restarted_shard_waits_for_the_weights_that_it_was_sent(shard: Shard) 
     shard.send(MessageKind.PING, dumps(None))
     assert Pong(*shard.until(MessageKind.PONG)).steps == 0
     shard.stream.cache.put(weights(7))
-    assert FragmentMeta(*shard.until(MessageKind.FRAGMENT)).version == 7
+    assert FragmentMeta.unpack(shard.until(MessageKind.FRAGMENT)).version == 7
 
 
 def test_pings_and_credits_are_served_while_another_shard_downloads_the_weights(
@@ -121,12 +121,12 @@ def test_pings_and_credits_are_served_while_another_shard_downloads_the_weights(
     shard.send(MessageKind.PING, dumps(None))
     assert Pong(*shard.until(MessageKind.PONG)).steps == 4
     shard.grant(ANY)
-    assert FragmentMeta(*shard.until(MessageKind.FRAGMENT)).version == 0
+    assert FragmentMeta.unpack(shard.until(MessageKind.FRAGMENT)).version == 0
     shard.grant(FRESH)  # waits for the weights, and the reader does not
     shard.send(MessageKind.PING, dumps(None))
     assert Pong(*shard.until(MessageKind.PONG)).steps == 8
     shard.stream.cache.put(weights(1))
-    assert FragmentMeta(*shard.until(MessageKind.FRAGMENT)).version == 1
+    assert FragmentMeta.unpack(shard.until(MessageKind.FRAGMENT)).version == 1
 
 
 def test_weights_in_the_cache_act_in_the_next_fragment(shard: Shard) -> None:
@@ -134,7 +134,7 @@ def test_weights_in_the_cache_act_in_the_next_fragment(shard: Shard) -> None:
     pull(shard, 1)
     shard.weights(1, FROM_CACHE)
     shard.grant(FRESH)
-    assert FragmentMeta(*shard.until(MessageKind.FRAGMENT)).version == 1
+    assert FragmentMeta.unpack(shard.until(MessageKind.FRAGMENT)).version == 1
 
 
 def test_a_shard_asks_the_head_for_weights_that_another_did_not_get(
@@ -147,7 +147,7 @@ def test_a_shard_asks_the_head_for_weights_that_another_did_not_get(
     whole = weights(1)
     shard.weights(1, None, [whole.buffer], whole.digest)
     shard.grant(FRESH)
-    assert FragmentMeta(*shard.until(MessageKind.FRAGMENT)).version == 1
+    assert FragmentMeta.unpack(shard.until(MessageKind.FRAGMENT)).version == 1
     assert shard.stream.cache.get(1) is not None  # for the other shards
 
 

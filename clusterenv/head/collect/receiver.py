@@ -16,9 +16,9 @@ from clusterenv import config
 from clusterenv.data.batch import Batch
 from clusterenv.data.buffer_pool import BufferPool
 from clusterenv.data.checks import check_whole
-from clusterenv.data.codec import Parts, decode, largest_fragment, nbytes_of
-from clusterenv.data.fragment import Cut
+from clusterenv.data.fragment_decoder import ExpectedRows, FragmentDecoder, largest_fragment
 from clusterenv.data.pickling import dumps
+from clusterenv.data.record_batch import Origin
 from clusterenv.data.spaces import Array, Layout
 from clusterenv.errors import (
     ClosedError,
@@ -100,6 +100,8 @@ class Receiver:
         self._horizon, self._credits = spec.horizon, options.credits
         self._obs = Layout(fleet.description.observation_space)
         self._action = Layout(fleet.description.action_space)
+        self._keeps_text = spec.text == "keep"
+        self._decoders: dict[ShardHandle, FragmentDecoder] = {}
         self._extras = config.nbytes("channel.extras")
         self._pool = BufferPool()
         self._opened: queue.SimpleQueue[ShardHandle] = queue.SimpleQueue()
@@ -234,12 +236,7 @@ class Receiver:
         """Return memory for a fragment, if these spaces allow one of that size."""
         if header.kind != MessageKind.FRAGMENT:
             return ()
-        try:
-            nbytes = nbytes_of(Parts(*FragmentMeta(*blob).parts))
-        except (TypeError, ValueError) as error:
-            raise ConnectionClosed(
-                f"{handle} sent a fragment that cannot be read: {error}"
-            ) from error
+        nbytes = header.body
         rows = self._horizon * handle.share.count
         largest = largest_fragment(rows, self._obs, self._action, self._extras)
         if nbytes > largest:
@@ -255,7 +252,9 @@ class Receiver:
         kind, blob, body = message
         if kind == MessageKind.FRAGMENT:
             handle.heartbeat.progress(time.monotonic())
-            self._receive(handle, body[0], FragmentMeta(*blob))
+            self._receive(handle, body[0], blob)
+        elif kind == MessageKind.SCHEMA:
+            self._begin(handle, blob)
         elif kind == MessageKind.PULL:
             self._weights.pull(handle, whole=blob)
         elif kind == MessageKind.HELD:
@@ -267,24 +266,27 @@ class Receiver:
         elif kind == MessageKind.FAILED:
             raise env_error(handle, blob)
 
-    def _receive(self, handle: ShardHandle, body: Array, meta: FragmentMeta) -> None:
+    def _begin(self, handle: ShardHandle, schema: bytes) -> None:
+        """Check the schema of the fragments that a shard is going to send."""
+        share = handle.share
+        origin = self._fleet.run, handle.index, handle.incarnation, share.count, share.first
+        spaces = self._obs, self._action
+        expected = ExpectedRows(Origin(*origin), self._horizon, *spaces, self._keeps_text)
+        try:
+            self._decoders[handle] = FragmentDecoder(schema or b"", expected)
+        except ValueError as error:
+            raise WorkerLost(f"{handle} sent a schema that is not its own: {error}.") from error
+
+    def _receive(self, handle: ShardHandle, body: Array, blob: bytes) -> None:
         """Make a batch of a fragment, and queue it for the reader."""
-        columns, tails, state = decode(body, Parts(*meta.parts))
-        tail_rows = tails.pop("")
-        cuts = [Cut(*cut) for cut in meta.cuts]
-        batch = Batch(
-            columns,
-            handle.share.count,
-            tail_rows=tail_rows,
-            tail=tails,
-            state=state,
-            run=self._fleet.run,
-            shard=handle.index,
-            incarnation=handle.incarnation,
-            policy_version=meta.version,
-            cuts=cuts,
-        )
-        for cut in cuts:
+        try:
+            meta = FragmentMeta.unpack(blob or b"")
+            if handle not in self._decoders:
+                raise ValueError("its schema did not come before it")
+            batch = self._decoders[handle].decode(body, meta.version, meta.cuts)
+        except ValueError as error:
+            raise WorkerLost(f"{handle} sent a fragment that cannot be read: {error}.") from error
+        for cut in meta.cuts:
             logger.warning("environment %d of %s was rebuilt: %s", cut.env, handle, cut.reason)
         with self._roster.lock:
             self._roster.received(handle.index, batch.num_rows, meta)
@@ -334,6 +336,7 @@ class Receiver:
         """Stop listening to a shard, and return the state that it changes to."""
         self._multiplexer.remove(handle)
         handle.disconnect()
+        self._decoders.pop(handle, None)
         with self._roster.lock:
             state = change(handle.index)
             self._weights.forget(handle)

@@ -1,9 +1,11 @@
-"""Writes batches to Arrow files, in atomic commits.
+"""Writes batches to Arrow streams, in atomic commits.
 
-A directory holds segments (Arrow IPC files), at most one file with the state of the sampler, and
+A directory holds segments (Arrow IPC streams), at most one file with the state of the sampler, and
 ``manifest.json``, which names the committed files. A commit writes new files, syncs them to disk,
 and then replaces the manifest; a process that is killed meanwhile leaves the previous commit.
 Files that the manifest does not name are leftovers of a killed process, and are removed.
+
+Rows that a collector received are appended as the message that their worker sealed.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from clusterenv.data.arrow import to_sparse
+from clusterenv.data.arrow import SparseRows, to_sparse
 from clusterenv.data.batch import Batch
 from clusterenv.data.checks import check_flag, check_instance, check_path, check_whole
+from clusterenv.data.ipc import END_OF_STREAM, MessageWriter
+from clusterenv.data.spaces import Array
 from clusterenv.errors import ClosedError, ConfigError, SchemaMismatch, StoreNotWritten, shown
 from clusterenv.store.files import DirectoryLock, create
 from clusterenv.store.journal.manifest import (
@@ -34,46 +38,55 @@ from clusterenv.store.journal.manifest import (
     row_files,
     write_manifest,
 )
-from clusterenv.store.journal.record_batch import to_record_batch
+from clusterenv.store.journal.record_batch import with_frames_once
 from clusterenv.store.table.stacks import Stack
 
 __all__ = ["Journal"]
 
 
 class _SegmentWriter:
-    """Writes an Arrow file under a temporary name, and computes its checksum."""
+    """Writes an Arrow stream under a temporary name, and computes its checksum.
+
+    Every message is handed to the system at once: if the process is killed, the file is a stream
+    of all rows before.
+    """
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self.path = path
         self.schema = schema
+        self._encoder: MessageWriter | None = None
         self._part = path.with_name(f"{path.name}.part")
         self._crc = 0
         self._file = create(self._part)
         try:
-            self.arrow = pa.ipc.new_file(pa.PythonFile(self, "w"), schema)
+            self._write([schema.serialize()])
         except BaseException:
             self.discard()
             raise
 
-    closed = False  # pyarrow uses this object as a file: write, tell, flush and close
+    def takes(self, schema: pa.Schema) -> bool:
+        """Whether rows with these columns can be appended."""
+        return schema is self.schema or schema.equals(self.schema, check_metadata=True)
 
-    def write(self, data: Any) -> int:
-        self._crc = zlib.crc32(data, self._crc)
-        return self._file.write(data)
+    def append(self, message: Array) -> None:
+        """Append a message of a record batch with this schema."""
+        self._write([message])
 
-    def tell(self) -> int:
-        return self._file.tell()
+    def encode(self, rows: pa.RecordBatch) -> None:
+        """Append a record batch with this schema."""
+        if self._encoder is None:
+            self._encoder = MessageWriter(self.schema)
+        self._write(self._encoder.message(rows))
 
-    def flush(self) -> None:
+    def _write(self, pieces: Sequence[Array]) -> None:
+        for piece in pieces:
+            self._crc = zlib.crc32(piece, self._crc)
+            self._file.write(piece)
         self._file.flush()
-
-    def close(self) -> None:
-        """Do nothing: :meth:`seal` closes the file."""
 
     def seal(self, blocks: tuple[tuple[int, int, int], ...] = ()) -> Segment:
-        """Sync the file to disk and rename it."""
-        self.arrow.close()
-        self._file.flush()
+        """End the stream, sync the file to disk and rename it."""
+        self._write([END_OF_STREAM])
         os.fsync(self._file.fileno())
         nbytes = self._file.tell()
         self._file.close()
@@ -171,13 +184,19 @@ class Journal:
                 self._stack.check(batch, name, thorough=not (self.pending or self.manifest.rows))
         block = batch.num_rows, batch.num_envs, batch.policy_version
         check_block(block)
-        rows = to_record_batch(batch, self._stack)
+        sealed = batch.sealed if self._stack is None else None
+        if sealed is not None:
+            schema = sealed.schema
+        else:
+            stack = self._stack
+            rows = batch.record_batch if stack is None else with_frames_once(batch, stack)
+            schema = rows.schema.remove_metadata()
         with self._writing():
-            if self._open is not None and not rows.schema.equals(self._open.schema, True):
-                self._seal()
-            if self._open is None:
-                self._open = _SegmentWriter(self._new_file("rows"), rows.schema)
-            self._open.arrow.write_batch(rows)
+            writer = self._writer_of(schema)
+            if sealed is not None:
+                writer.append(sealed.message)
+            else:
+                writer.encode(rows)
             self._blocks.append(block)
             if sum(count for count, _, _ in self._blocks) >= self._segment_rows:
                 self._seal()
@@ -292,6 +311,14 @@ class Journal:
                 f"{self.manifest.rows:,} rows, is as it was; {lost:,} rows since then are not in it"
             ) from error
 
+    def _writer_of(self, schema: pa.Schema) -> _SegmentWriter:
+        """Return the open segment, or a new one if there is none with these columns."""
+        if self._open is not None and not self._open.takes(schema):
+            self._seal()
+        if self._open is None:
+            self._open = _SegmentWriter(self._new_file("rows"), schema)
+        return self._open
+
     def _seal(self) -> None:
         if self._open is None:
             return
@@ -301,13 +328,13 @@ class Journal:
 
     def _write_state(self, state: Mapping[str, npt.NDArray[Any]]) -> Segment:
         # One row that holds whole arrays of any length, dtype and shape.
-        first = np.zeros(1, np.int64)
-        parts = [to_sparse(name, first, values[None], 1) for name, values in state.items()]
+        row = SparseRows(np.zeros(1, np.int64), 1)
+        parts = [to_sparse(name, row, values[None]) for name, values in state.items()]
         fields, arrays = zip(*parts, strict=True)
         schema = pa.schema(fields)
         file = _SegmentWriter(self._new_file("state"), schema)
         try:
-            file.arrow.write_batch(pa.record_batch(list(arrays), schema=schema))
+            file.encode(pa.record_batch(list(arrays), schema=schema))
             return file.seal()
         except BaseException:
             file.discard()

@@ -38,7 +38,8 @@ __all__ = [
     "write_manifest",
 ]
 
-FORMAT = 3
+FORMAT = 4
+_READABLE = (3, FORMAT)  # up to format 3 segments were Arrow IPC files, since then streams
 MANIFEST = "manifest.json"
 _MAX = 2**62  # row numbers are int64, and are added to each other
 _DEPTH = 8  # nested samplers
@@ -218,11 +219,12 @@ def read_manifest(directory: Path) -> StoreManifest:
     try:
         envelope = json.loads(raw)
         version = envelope["format"]
-        if is_whole(version) and version != FORMAT:
+        if is_whole(version) and version not in _READABLE:
             newer = "a newer one wrote it: pip install --upgrade clusterenv"
             older = f"an older one wrote it, and reads it. {_without_manifest(directory)}"
             raise StoreUnreadable(
-                f"{path} has format {version}, and this version of ClusterEnv reads {FORMAT}; "
+                f"{path} has format {version}, and this version of ClusterEnv reads "
+                f"{' and '.join(map(str, _READABLE))}; "
                 f"{newer if version > FORMAT else older}"
             )
         text = envelope["manifest"]
@@ -272,7 +274,8 @@ def row_files(directory: Path) -> list[Path]:
 def _without_manifest(directory: Path) -> str:
     files = ", ".join(path.name for path in row_files(directory))
     return (
-        f"The rows are Arrow files that pyarrow.ipc.open_file reads: {files or 'none are left'}. "
+        "The rows are Arrow streams that pyarrow.ipc.open_stream reads (of format 3 and before, "
+        f"files that open_file reads): {files or 'none are left'}. "
         f"A new store needs another directory: store.save({str(directory / 'new')!r})"
     )
 

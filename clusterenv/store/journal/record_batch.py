@@ -1,82 +1,61 @@
-"""Conversion of batches to self-contained Arrow record batches, and back.
+"""Record batches of which stacked observations are stored as single frames.
 
-The columns are those of the batch, and its origin. Some are null in most rows: ``next_obs`` is set
-where no row of the batch holds the next observation, ``state.…`` in the first time row, and
-``older_obs`` where a stack of frames does not continue a row before.
+``obs`` is then the newest frame, and ``older_obs`` holds the frames before it where a stack does
+not continue a row before. All other columns are those of :mod:`clusterenv.data.record_batch`.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 
-from clusterenv.data.arrow import from_arrow, from_sparse, to_arrow, to_sparse
 from clusterenv.data.batch import Batch
 from clusterenv.data.buffer_pool import BufferPool
+from clusterenv.data.record_batch import ORIGIN, STATE, Sparse, next_of, rows_of, to_record_batch
 from clusterenv.data.spaces import Column
 from clusterenv.store.table.stacks import Stack, stack_starts, stacks_of
 
-__all__ = ["from_record_batch", "to_record_batch"]
-
-_Sparse = tuple[Any, Column]  # rows, and their values
-_ORIGIN = {"run": np.int64, "shard": np.int32, "incarnation": np.int32}
+__all__ = ["from_record_batch", "with_frames_once"]
 
 
-def to_record_batch(batch: Batch, stack: Stack | None = None) -> pa.RecordBatch:
-    """Return a batch as a record batch."""
-    total, order = batch.num_rows, np.argsort(batch.tail_rows, kind="stable")
-    tail_rows = batch.tail_rows[order]
-    stacks = stacks_of(stack, list(batch.tail))
-    parts = []
-    for name in batch.names:
-        column = batch.flat(name)
-        if name in stacks:
-            column = stacks[name].newest(column)
-        parts.append(to_arrow(name, np.ascontiguousarray(column)))
-    for name, dtype in _ORIGIN.items():
-        parts.append(to_arrow(name, np.full(total, getattr(batch, name), dtype)))
-    for name, tail in batch.tail.items():
-        if name not in stacks:
-            parts.append(to_sparse(f"next_{name}", tail_rows, tail[order], total))
+def with_frames_once(batch: Batch, stack: Stack) -> pa.RecordBatch:
+    """Return a batch as a record batch in which each frame is there once."""
+    columns = {name: batch.flat(name) for name in batch.names}
+    sparse = {}
+    stacks, starts = stacks_of(stack, list(batch.tail)), stack_starts(batch)
+    tails = {next_of(name): name for name in stacks}
+    for name, (rows, values) in batch.sparse.items():
+        if name not in tails:
+            sparse[name] = rows, values
             continue
-        newest, starts = stacks[name].newest(tail[order]), stack_starts(batch)
-        older = stacks[name].older(batch.flat(name)[starts])
-        parts.append(to_sparse(f"next_{name}", tail_rows, newest, total))
-        parts.append(to_sparse(f"older_{name}", starts, older, total))
-    for name, state in batch.state.items():
-        parts.append(to_sparse(f"state.{name}", np.arange(len(state)), state, total))
-    fields, arrays = zip(*parts, strict=True)
-    return pa.record_batch(list(arrays), schema=pa.schema(fields))
+        obs = tails[name]
+        stacked, column = stacks[obs], columns[obs]
+        columns[obs] = stacked.newest(column)
+        sparse[name] = rows, stacked.newest(values)
+        sparse[_older(obs)] = starts, stacked.older(column[starts])
+    return to_record_batch(columns, batch.origin, sparse)
 
 
 def from_record_batch(
     rows: pa.RecordBatch, num_envs: int, policy_version: int, stack: Stack | None = None
 ) -> Batch:
-    """Return the batch that was converted to this record batch."""
-    columns: dict[str, Column] = {}
-    sparse: dict[str, _Sparse] = {}
-    for field, array in zip(rows.schema, rows.columns, strict=True):
-        if pa.types.is_list(field.type) or field.name.startswith("next_obs"):
-            sparse[field.name] = from_sparse(field, array)
-        else:
-            columns[field.name] = from_arrow(field, array)
-    run, shard, incarnation = (int(columns.pop(name)[0]) for name in _ORIGIN)
+    """Return the batch of a record batch, with its stacks of frames put together."""
+    columns, sparse = rows_of(rows)
+    run, shard, incarnation = (int(columns.pop(name)[0]) for name in ORIGIN)
     tail_rows, tail = np.empty(0, np.int64), {}
-    observations = [name for name in columns if f"next_{name}" in sparse]
+    observations = [name for name in columns if next_of(name) in sparse]
     for name in observations:
-        tail_rows, tail[name] = sparse[f"next_{name}"]
+        tail_rows, tail[name] = sparse[next_of(name)]
     for name, stacked in stacks_of(stack, observations).items():
-        older, ends = sparse[f"older_{name}"], sparse[f"next_{name}"]
+        older, ends = sparse[_older(name)], sparse[next_of(name)]
         columns[name], tail[name] = _stacked(columns[name], older, ends, num_envs, stacked)
-    states = {name: values for name, (_, values) in sparse.items() if name.startswith("state.")}
+    states = {name: values for name, (_, values) in sparse.items() if name.startswith(STATE)}
     return Batch(
         columns,
         num_envs,
         tail_rows=tail_rows,
         tail=tail,
-        state={name.removeprefix("state."): values for name, values in states.items()},
+        state={name.removeprefix(STATE): values for name, values in states.items()},
         run=run,
         shard=shard,
         incarnation=incarnation,
@@ -84,8 +63,12 @@ def from_record_batch(
     )
 
 
+def _older(name: str) -> str:
+    return f"older_{name}"
+
+
 def _stacked(
-    frames: Column, older: _Sparse, tail: _Sparse, num_envs: int, stack: Stack
+    frames: Column, older: Sparse, tail: Sparse, num_envs: int, stack: Stack
 ) -> tuple[Column, Column]:
     """Return the stacks of rows and tails, from single frames."""
     (starts, before_starts), (tail_rows, last) = older, tail

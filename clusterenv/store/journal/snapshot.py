@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.dataset
-import pyarrow.fs
 
 from clusterenv.data.arrow import from_sparse
 from clusterenv.data.batch import Batch
 from clusterenv.data.checks import check_path
+from clusterenv.data.ipc import record_batches
 from clusterenv.errors import StoreDamaged, StoreUnreadable
 from clusterenv.store.files import map_file
 from clusterenv.store.journal.manifest import MANIFEST, Segment, StoreManifest, read_manifest
@@ -162,30 +162,31 @@ class Snapshot:
         self._check(segment)
         file = self._files[segment.file]
         with _reading(file.path):
-            reader = pa.ipc.open_file(file.buffer)
-            if reader.num_record_batches != len(segment.blocks):
-                raise ValueError(f"{reader.num_record_batches} batches, not {len(segment.blocks)}")
+            batches = list(record_batches(file.buffer))
+            if len(batches) != len(segment.blocks):
+                raise ValueError(f"{len(batches)} batches, not {len(segment.blocks)}")
         for index, (count, num_envs, version) in enumerate(segment.blocks):
             with _reading(file.path):
-                rows = reader.get_batch(index)
+                rows = batches[index]
                 if rows.num_rows != count:
                     raise ValueError(f"batch {index} has {rows.num_rows} rows, not {count}")
                 rows.validate(full=True)
                 batch = from_record_batch(rows, num_envs, version, self.manifest.stack)
             yield batch
 
-    def dataset(self) -> pyarrow.dataset.FileSystemDataset:
-        """Return all rows as a dataset of the mapped files, unchecked."""
-        file_format = pyarrow.dataset.IpcFileFormat()
-        files = [self._files[segment.file] for segment in self.manifest.segments]
-        fragments = [file_format.make_fragment(file.buffer) for file in files]
-        schema = pa.schema([])
-        if files:
-            with _reading(files[0].path):
-                schema = fragments[0].physical_schema
-        # Without a file system, Arrow crashes when the dataset is sent to another process.
-        system = pyarrow.fs.LocalFileSystem()
-        return pyarrow.dataset.FileSystemDataset(fragments, schema, file_format, system)
+    def dataset(self) -> pyarrow.dataset.Dataset:
+        """Return all rows as a dataset of the mapped files, unchecked.
+
+        If files differ in their columns, it has those of the first.
+        """
+        batches: list[pa.RecordBatch] = []
+        for segment in self.manifest.segments:
+            file = self._files[segment.file]
+            with _reading(file.path):
+                for rows in record_batches(file.buffer):
+                    schema = batches[0].schema if batches else rows.schema
+                    batches.append(_with_columns(rows, schema))
+        return _MappedDataset(batches)
 
     def read(self, columns: list[str]) -> pa.Table:
         """Load columns of all rows, unchecked; raise ``StoreDamaged`` if a file cannot be read."""
@@ -207,7 +208,7 @@ class Snapshot:
                 f"ReplayStore.load({str(self.directory)!r}, skip_damaged=True)"
             )
         with _reading(file.path):
-            arrays = pa.ipc.open_file(file.buffer).get_batch(0)
+            (arrays,) = record_batches(file.buffer)
             arrays.validate(full=True)
             pairs = zip(arrays.schema, arrays.columns, strict=True)
             sampler.restore({field.name: from_sparse(field, a)[1][0].copy() for field, a in pairs})
@@ -226,6 +227,31 @@ class Snapshot:
     def _fault(self, segment: Segment, checksums: bool) -> str | None:
         file = self._files[segment.file]
         return file.fault_inside if checksums else file.fault
+
+
+class _MappedDataset(pyarrow.dataset.InMemoryDataset):  # type: ignore[misc]
+    """Record batches of mapped files; sent to another process, it contains their rows."""
+
+    def __init__(self, batches: list[pa.RecordBatch]) -> None:
+        super().__init__(batches, batches[0].schema if batches else pa.schema([]))
+        self._batches = batches
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _MappedDataset, (self._batches,)
+
+
+def _with_columns(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return rows with these columns; null where they have none of the name."""
+    if rows.schema.equals(schema, check_metadata=True):
+        return rows
+    names = set(rows.schema.names)
+    columns = [
+        rows.column(field.name).cast(field.type)
+        if field.name in names
+        else pa.nulls(rows.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.record_batch(columns, schema=schema)
 
 
 @contextlib.contextmanager

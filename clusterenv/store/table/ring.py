@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from clusterenv.data.arrow import RowSpec
 from clusterenv.data.batch import Batch
 from clusterenv.data.buffer_pool import LARGE, BufferPool
 from clusterenv.data.spaces import Column
 from clusterenv.store.table.continuation import Continuations
-from clusterenv.store.table.schema import Admission, Admitted, RowSpec, TableSchema
+from clusterenv.store.table.schema import Admission, Admitted, TableSchema
 from clusterenv.store.table.slots import Block, Ints, NextSlots, RecurrentStates, SideSlots, pieces
 from clusterenv.store.table.stacks import FrameHistory, Stack, stacks_of, take_rows
 

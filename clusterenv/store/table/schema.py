@@ -3,44 +3,26 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from clusterenv.data.arrow import from_arrow
+from clusterenv.data.arrow import RowSpec, spec_of
 from clusterenv.data.batch import Batch
 from clusterenv.data.checks import check_instance
+from clusterenv.data.record_batch import ORIGIN, STATE, next_of
 from clusterenv.data.spaces import Column
 from clusterenv.errors import ConfigError, SchemaMismatch
 from clusterenv.store.table.continuation import Continuations, Envs
 from clusterenv.store.table.slots import Ints
 from clusterenv.store.table.stacks import Stack, stack_starts, stacks_of
 
-__all__ = ["Admission", "Admitted", "RowSpec", "TableSchema", "schema_of", "schema_of_arrow"]
+__all__ = ["Admission", "Admitted", "TableSchema", "schema_of", "schema_of_arrow"]
 
 _NEEDED = ("obs", "action", "reward", "terminated", "truncated", "env", "episode", "step")
-
-
-class RowSpec(NamedTuple):
-    """Dtype and shape of one row of a column."""
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-
-    @classmethod
-    def of(cls, column: Column) -> RowSpec:
-        return cls(column.dtype, column.shape[1:])
-
-    @property
-    def nbytes(self) -> int:
-        return self.dtype.itemsize * math.prod(self.shape)
-
-    def __str__(self) -> str:
-        return f"{self.dtype} {list(self.shape)}"
 
 
 @dataclass(frozen=True)
@@ -147,17 +129,26 @@ def schema_of(batch: Batch) -> TableSchema:
 
 
 def schema_of_arrow(schema: pa.Schema) -> TableSchema:
-    """Return the columns of an Arrow schema of batches, without recurrent state."""
+    """Return the columns of an Arrow schema of batches."""
     right = "ReplayStore(..., schema=batch.record_batch.schema)"
     check_instance("schema", schema, pa.Schema, right)
-    rows = {field.name: RowSpec.of(from_arrow(field, pa.array([], field.type))) for field in schema}
-    for name, spec in rows.items():
-        if spec.dtype.hasobject and not pa.types.is_string(schema.field(name).type):
+    rows: dict[str, RowSpec] = {}
+    state: dict[str, RowSpec] = {}
+    for column in schema:
+        name = column.name
+        if name in ORIGIN or name.split(".")[0] == next_of("obs"):
+            continue
+        try:
+            spec = spec_of(column)
+        except ValueError as error:
             raise SchemaMismatch(
-                f"column {name!r} is of type {schema.field(name).type}, which a store cannot hold; "
-                f"the schema of a batch: {right}"
-            )
-    return TableSchema(rows, tuple(name for name in rows if name.split(".")[0] == "obs"), {})
+                f"{error}, so a store cannot hold it; the schema of a batch: {right}"
+            ) from error
+        if name.startswith(STATE):
+            state[name.removeprefix(STATE)] = spec
+        else:
+            rows[name] = spec
+    return TableSchema(rows, tuple(name for name in rows if name.split(".")[0] == "obs"), state)
 
 
 @dataclass(slots=True)

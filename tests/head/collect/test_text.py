@@ -19,7 +19,6 @@ from worlds import World
 
 import clusterenv
 from clusterenv import Batch, Divergence, EnvFaults
-from clusterenv.data.arrow import from_utf8, to_utf8
 from clusterenv.data.fragment import Fragment
 from clusterenv.errors import ConfigError, SchemaMismatch
 from clusterenv.policies import Context, Decision, Policy
@@ -306,18 +305,3 @@ def test_a_final_observation_whose_text_is_none_is_a_fault() -> None:
     value = [np.array([7], object), np.zeros((1, 1), np.float32)]
     with pytest.raises(SpaceBroken, match=r"obs\.mission is not text: 7"):
         guard.check_value(value)
-
-
-def test_missing_text_is_not_taken_for_an_empty_one() -> None:
-    column = np.array(["", "a", None], object)
-    with pytest.raises(ValueError, match="row 2 of a column of text is None"):
-        to_utf8(column)
-    assert from_utf8(*to_utf8(column[:2])).tolist() == ["", "a"]
-    assert from_utf8(*to_utf8(column[:0])).tolist() == []
-
-
-def test_offsets_that_point_elsewhere_are_refused() -> None:
-    utf8 = np.frombuffer("naïve".encode(), np.uint8)
-    for offsets in ([0, 7], [0, 3, 2], [-1, 4], [0, 3]):  # the last cuts a letter
-        with pytest.raises(ValueError, match=r"."):
-            from_utf8(np.array(offsets, np.int32), utf8)

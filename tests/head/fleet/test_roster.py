@@ -22,7 +22,7 @@ def handle(index: int) -> Any:
 
 
 def meta(version: int = 0, checks: int = 0, pulls: int = 0) -> FragmentMeta:
-    return FragmentMeta(version, version, 0.5, (), [], [], 0, checks, pulls, [])  # type: ignore[arg-type]
+    return FragmentMeta(version, version, 0.5, [], [], 0, checks, pulls, [])
 
 
 def bring_up(roster: Roster, index: int, version: int = 0) -> None:
