@@ -95,8 +95,8 @@ def export(policy: Policy, observation_space: gym.Space[Any], out: Path) -> None
     except Exception as error:
         raise ConfigError(
             f"{name} cannot be exported: torch.export follows act() without running it, and came "
-            f"to: {_first_line(error)}. act() must not branch on numbers in tensors, nor call "
-            "what is not torch"
+            f"to: {_first_line(error)}. act() must not branch on numbers in tensors, nor take "
+            "len(obs), for which obs.shape[0] works, nor call what is not torch"
         ) from error
     if not torch.equal(wanted, found):
         raise ConfigError(

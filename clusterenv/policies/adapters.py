@@ -96,7 +96,7 @@ class Gaussian(Policy):
         output = self.module(obs)
         mean, *rest = output if isinstance(output, tuple) else (output,)
         log_std = rest[0] if rest else self.log_std.expand_as(mean)
-        extras = {"value": rest[1].reshape(len(mean))} if len(rest) > 1 else {}
+        extras = {"value": rest[1].reshape(mean.shape[0])} if len(rest) > 1 else {}
         normal = Normal(mean, log_std.exp(), validate_args=False)
         return Independent(normal, mean.ndim - 1), extras
 
@@ -342,7 +342,7 @@ def _multi_discrete(logits: Tensor, nvec: Sequence[int]) -> Distribution:
 def _with_value(output: Any) -> tuple[Tensor, dict[str, Tensor]]:
     if isinstance(output, tuple):
         logits, value = output
-        return logits, {"value": value.reshape(len(logits))}
+        return logits, {"value": value.reshape(logits.shape[0])}
     return output, {}
 
 

@@ -16,6 +16,7 @@ from small_runs import small
 from clusterenv.errors import ConfigError
 from pipelines import apex, dqn, ppo
 from pipelines.metrics import Metrics
+from pipelines.saved_policies import load_run
 from pipelines.sinks import CsvFile, TensorBoard
 
 EVALUATED = ("eval_return", "eval_return_low", "eval_return_high", "eval_length", "eval_steps")
@@ -117,7 +118,9 @@ def test_learners_with_a_store_are_evaluated_too(
     result = train(args)
     last = progress(tmp_path)[-1]
     assert float(last["eval_return"]) == pytest.approx(result.eval_return, rel=1e-4)
-    assert torch.load(tmp_path / "best.pt", weights_only=True)["version"] > 0
+    best = load_run(tmp_path)
+    assert best.path.name == "best.pt"
+    assert 0 < best.steps <= result.steps
     if preset is None:
         assert result.reached_at is not None
         assert result.reached_at <= result.steps
