@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 import torch
 from agents import Counter
 from distributed import Client
-from small_runs import small
+from small_runs import ROOT, small
 from torch import nn
 
 from clusterenv.errors import ConfigError
@@ -114,6 +115,8 @@ obs = torch.load("obs.pt")
 for name in sys.argv[1:]:
     policy = torch.export.load(f"{name}.pt2").module()
     torch.save([policy(obs), policy(obs[:1])], f"{name}.pt")
+exec(open("documented.py").read())
+assert action.shape == (1,)
 assert not {"clusterenv", "pipelines", "gymnasium"} & set(sys.modules)
 """
 
@@ -124,6 +127,10 @@ def test_an_exported_policy_needs_torch_alone(runs: Path, tmp_path: Path) -> Non
         assert cli.main(["export", str(runs / name), str(tmp_path / f"{name}.pt2")]) == 0
     obs = torch.randn(33, 4)
     torch.save(obs, tmp_path / "obs.pt")
+    page = (ROOT / "docs" / "evaluation.md").read_text()
+    (documented,) = re.findall(r"```py\n(import torch\n.*?)```", page, re.DOTALL)
+    (tmp_path / "documented.py").write_text(documented)
+    (tmp_path / "policy.pt2").symlink_to(tmp_path / "ppo.pt2")
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", OTHER_PROCESS, *names],
         cwd=tmp_path,

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import dask
 import numpy as np
 import pytest
 import torch
@@ -172,6 +175,46 @@ def test_workers_that_are_lost_again_and_again_end_it(caplog: pytest.LogCaptureF
                 list(dies.results())
             with pytest.raises(WorkerLost):
                 dies.publish(policy, 6)
+
+
+def test_an_environment_that_hangs_counts_as_lost(caplog: pytest.LogCaptureFixture) -> None:
+    policy = Says(2)
+    with (
+        dask.config.set({"clusterenv.timeout.step": "0.5s", "clusterenv.timeout.close": "0.5s"}),
+        clusterenv.connect("local", n_workers=1) as own,
+    ):
+        env = lambda: Faulty("hang", at=3)  # noqa: E731
+        restarts = clusterenv.Restarts(0)
+        with Evaluator(
+            env, policy, episodes=9, num_envs=1, restarts=restarts, cluster=own
+        ) as hangs:
+            hangs.publish(policy, 1)
+            with pytest.raises(WorkerLost, match=r"(?s)version 1 was lost 1 times.*made no step"):
+                hangs.wait(60)
+
+
+def test_a_killed_head_frees_the_worker(client: Client) -> None:
+    source = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+import clusterenv
+from agents import Cycle
+from worlds import Slow
+policy = Cycle()
+evaluator = clusterenv.Evaluator(
+    lambda: Slow(0.01), policy, episodes=1, cluster={client.scheduler.address!r}
+)
+evaluator.publish(policy, 1)
+print("up", flush=True)
+evaluator.wait()
+"""
+    head = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True)
+    assert head.stdout is not None
+    assert head.stdout.readline() == "up\n"
+    assert any(shard_footprint(client).values())
+    head.kill()
+    head.communicate(timeout=30)
+    assert wait_until(lambda: not any(shard_footprint(client).values()), 30)
 
 
 @pytest.mark.parametrize(("fault", "at"), [("raise", 2), ("make", 0), ("shape", 1)])
