@@ -347,7 +347,7 @@ class Training:
                         committed = self.steps
             if self.evaluations.on and not interrupt.wanted:
                 version = self.announce(collector, stream.rows)
-                self.evaluations.finish(self.policy, version, stream.rows, self.display)
+                self.evaluations.finish(self.policy, version, stream.rows, self.display, interrupt)
         except Diverged:
             self.display.say(f"{self.session.out} is as it was at the last commit")
             raise

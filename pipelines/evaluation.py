@@ -18,6 +18,7 @@ from clusterenv.policies import Policy
 from pipelines import checkpoints
 from pipelines.display import Display
 from pipelines.metrics import Metrics
+from pipelines.run import Interrupt
 from pipelines.run_args import RunArgs
 from pipelines.sessions import arguments
 
@@ -29,6 +30,7 @@ NUM_ENVS = 10
 """Environments that are evaluated together."""
 SEED = 2**30  # added to the run's: no episode of the training is judged
 LEAST_WAIT = 60.0  # seconds for the last evaluation; or three times the longest before
+POLL = 0.2  # seconds between looks at Ctrl-C
 NAMES = ("eval_return", "eval_return_low", "eval_return_high", "eval_length", "eval_steps")
 
 
@@ -116,19 +118,30 @@ class Evaluations:
             self._publish(policy, version, steps)
         self._take()
 
-    def finish(self, policy: Policy, version: int, steps: int, display: Display) -> None:
-        """Evaluate the last version too; wait for it, up to a deadline."""
-        if self._evaluator is None:
+    def finish(
+        self,
+        policy: Policy,
+        version: int,
+        steps: int,
+        display: Display,
+        interrupt: Interrupt,
+    ) -> None:
+        """Evaluate the last version too; wait for it, up to a deadline or an interruption."""
+        if self._evaluator is None or interrupt.wanted:
             return
         self._take()
         if self.metrics["eval_steps"] != steps and version not in self._published:
             self._publish(policy, version, steps)
         timeout = max(LEAST_WAIT, 3 * self._longest)
-        try:
-            self._evaluator.wait(timeout)
-        except WaitTimeout:
-            said = f"the last evaluation did not end within {timeout:.0f} s and does not count"
-            display.say(said)
+        deadline = time.monotonic() + timeout
+        while not interrupt.wanted:
+            try:
+                self._evaluator.wait(POLL)
+                break
+            except WaitTimeout:
+                if time.monotonic() > deadline:
+                    display.say(f"the last evaluation takes longer than {timeout:.0f} s; left out")
+                    break
         self._take()
 
     def state_dict(self) -> dict[str, Any]:
@@ -143,7 +156,8 @@ class Evaluations:
 
     def _publish(self, policy: Policy, version: int, steps: int) -> None:
         assert self._evaluator is not None
-        self._evaluator.publish(policy, version)
+        replaced = self._evaluator.publish(policy, version)
+        self._published.pop(version if replaced is None else replaced, None)
         weights = {name: tensor.detach().clone() for name, tensor in policy.state_dict().items()}
         self._published[version] = _Published(steps, time.monotonic(), weights)
 

@@ -295,8 +295,8 @@ def train(args: Args) -> Result:
                     reached_at = steps
                 if done % args.checkpoint_every == 0:
                     save()
-            if evaluations.on and not interrupt.wanted:
-                evaluations.finish(agent, version, metrics.steps, display)
+            if evaluations.on:
+                evaluations.finish(agent, version, metrics.steps, display, interrupt)
                 reached_at = evaluations.reached_at
                 if evaluations.metrics["eval_steps"] != metrics.eval_steps:
                     metrics = dataclasses.replace(metrics, **evaluations.metrics)

@@ -81,7 +81,7 @@ class Evaluator(Lifecycle):
     >>> import clusterenv, torch
     >>> policy = clusterenv.policies.Categorical(torch.nn.Linear(4, 2))
     >>> with clusterenv.Evaluator("CartPole-v1", policy, episodes=4, num_envs=2) as evaluator:
-    ...     evaluator.publish(policy, version=1)
+    ...     replaced = evaluator.publish(policy, version=1)
     ...     evaluator.wait(timeout=60)
     ...     [(version, returns, lengths)] = evaluator.results()
     >>> version, returns.shape
@@ -144,7 +144,7 @@ class Evaluator(Lifecycle):
         """Dask's client of the cluster that evaluates."""
         return self._client
 
-    def publish(self, policy: Policy, version: int, **scalars: float) -> None:
+    def publish(self, policy: Policy, version: int, **scalars: float) -> int | None:
         """Evaluate a version as soon as the running evaluation has ended; does not wait.
 
         The weights are copied. A version that has not begun is replaced by a newer one.
@@ -157,6 +157,11 @@ class Evaluator(Lifecycle):
             Its number, which the :class:`Evaluation` will have.
         **scalars
             For a policy that needs them: ``context.scalars``.
+
+        Returns
+        -------
+        int or None
+            The version that it replaces, which will not be evaluated.
 
         Raises
         ------
@@ -178,7 +183,8 @@ class Evaluator(Lifecycle):
                 )
         check_numbers(policy, version)
         weights = pack(policy, self._manifest, version, self._pool)
-        self._versions.put(_Version(weights, scalars))
+        replaced = self._versions.put(_Version(weights, scalars))
+        return None if replaced is None else replaced.weights.version
 
     def results(self) -> Iterator[Evaluation]:
         """Yield evaluations that have ended since the last call, oldest first; does not wait.
@@ -234,11 +240,12 @@ class _Versions:
         self._finished: deque[Evaluation] = deque()
         self._error: BaseException | None = None
 
-    def put(self, version: _Version) -> None:
-        """Make a version the next one."""
+    def put(self, version: _Version) -> _Version | None:
+        """Make a version the next one; return the one that it replaces."""
         with self._changed:
-            self._next = version
+            replaced, self._next = self._next, version
             self._changed.notify_all()
+        return replaced
 
     def begin(self) -> _Version | None:
         """Wait for a version and begin its evaluation; ``None`` when it is closed."""
@@ -257,9 +264,9 @@ class _Versions:
             self._finished.append(evaluation)
 
     def fail(self, error: BaseException) -> None:
-        """End all evaluations with an error."""
+        """End all evaluations with an error, unless they were closed."""
         with self._changed:
-            self._error = error
+            self._error = None if self._closed else error
             self._changed.notify_all()
 
     def take(self) -> Evaluation | None:

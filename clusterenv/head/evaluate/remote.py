@@ -45,6 +45,7 @@ class RemoteEvaluation:
         self._recipe, self._spec = recipe, spec
         self._restarts = restarts
         self._closing = threading.Event()
+        self._lock = threading.Lock()  # of the actor, which another thread may close
         self._key = f"{_OURS}evaluator-{secrets.token_hex(8)}"
         self._incarnation = 0
         self._worker = ""
@@ -83,7 +84,8 @@ class RemoteEvaluation:
                 f"{self._worker} did not take {self} within {timeout:g} s: it is busy with other "
                 "tasks, or gone. Give the evaluation a worker of its own"
             ) from error
-        self._answer(self._actor.open(self._recipe, self._spec), config.seconds("timeout.call"))
+        opening = self._running().open(self._recipe, self._spec)
+        self._answer(opening, config.seconds("timeout.call"))
 
     def evaluate(self, weights: Weights, scalars: Mapping[str, float]) -> Evaluation:
         """Evaluate a version; start again on another worker if this one is lost.
@@ -98,7 +100,7 @@ class RemoteEvaluation:
                 elif self._should_move():
                     self._stop(config.seconds("timeout.close"))
                     self.open()
-                call = self._actor.evaluate(weights.version, weights.buffer, dict(scalars))
+                call = self._running().evaluate(weights.version, weights.buffer, dict(scalars))
                 returns, lengths = self._answer(call, config.seconds("timeout.step"))
                 return Evaluation(weights.version, returns, lengths)
             except ClosedError:
@@ -135,6 +137,8 @@ class RemoteEvaluation:
 
     def _should_move(self) -> bool:
         """Whether the worker has shards and another has none: it may have joined since."""
+        if not self._connected:  # an evaluation needs no scheduler
+            return False
         load = self._load(list(self._client.nthreads()))
         return load.get(self._worker, 0) > 0 and 0 in load.values()
 
@@ -147,7 +151,7 @@ class RemoteEvaluation:
             except TimeoutError:
                 if self._closing.is_set():
                     raise ClosedError("closed while an evaluation was running") from None
-            except (OSError, ValueError) as error:  # ValueError: Dask knows of no such actor
+            except Exception as error:  # Dask's: what the actor's thread raised is an answer
                 raise WorkerLost(
                     f"{self} is gone: its process ended or cannot be reached. The worker's log "
                     "says why."
@@ -161,9 +165,8 @@ class RemoteEvaluation:
             if time.monotonic() - since < patience:
                 continue
             before = steps
-            actor = self._actor
             with contextlib.suppress(OSError):  # a timeout too
-                steps = before if actor is None else actor.steps().result(timeout=patience)
+                steps = self._running().steps().result(timeout=patience)
             if steps == before:
                 raise WorkerLost(
                     f"{self} has made no step for {patience:g} s: an environment hangs, or the "
@@ -173,26 +176,35 @@ class RemoteEvaluation:
 
     def _stop(self, timeout: float) -> None:
         """End the actor, and say so in the log if it does not end in time."""
-        actor, worker = self._actor, self._worker
-        if actor is not None and self._connected and self._future.status == "finished":
+        with self._lock:
+            actor, future = self._actor, self._future
+        if actor is not None and self._connected and future.status == "finished":
             try:
                 ended = actor.close(timeout).result(timeout=timeout + _GRACE_SECONDS)
-            except (OSError, RuntimeError, ValueError):
-                ended = self._future.status != "finished"  # a lost worker runs nothing
+            except Exception:
+                ended = future.status != "finished"  # a lost worker runs nothing
             if not ended:
                 logger.warning(
                     "%s did not stop within %g s: an environment hangs. To end its process: "
                     "client.restart_workers([%r])",
                     self,
                     timeout,
-                    worker,
+                    self._worker,
                 )
         self._release()
 
     def _release(self) -> None:
-        future, self._future, self._actor = self._future, None, None
+        with self._lock:
+            future, self._future, self._actor = self._future, None, None
         if future is not None and self._connected:
             self._client.cancel([future], force=True)
+
+    def _running(self) -> Any:
+        """Return the actor, or raise ``ClosedError``."""
+        actor = self._actor
+        if actor is None:
+            raise ClosedError("closed while an evaluation was running")
+        return actor
 
     @property
     def _connected(self) -> bool:

@@ -86,8 +86,8 @@ def test_the_newest_version_replaces_one_that_has_not_begun(client: Client, tmp_
         gate.touch()
         evaluator.publish(policy.set(3), 1)
         assert wait_until((tmp_path / "waits-0").exists)
-        for version in (2, 3, 4):
-            evaluator.publish(policy.set(version), version)
+        replaced = [evaluator.publish(policy.set(version), version) for version in (2, 3, 4)]
+        assert replaced == [None, 2, 3]
         policy.set(99)  # what was published is a copy
         assert list(evaluator.results()) == []
         with pytest.raises(WaitTimeout, match=r"did not end within 0\.05 s"):
