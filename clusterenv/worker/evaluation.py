@@ -6,7 +6,6 @@ Weights arrive with each call, returns and lengths go back; rows never leave the
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import queue
 import threading
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from distributed import get_worker
 from gymnasium import spaces
 from torch.distributions import Categorical
 
@@ -46,6 +46,7 @@ __all__ = ["EvaluationActor", "EvaluationSpec", "Played"]
 
 logger = logging.getLogger("clusterenv")
 
+_WATCH_SECONDS = 1.0  # between checks that the head is there
 _TIME_ROWS = 16  # of a fragment: how often it is checked whether all episodes have ended
 
 Played = tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]
@@ -70,6 +71,7 @@ class EvaluationActor:
     """Hands calls to the thread that evaluates; nothing slow runs on the event loop."""
 
     def __init__(self) -> None:
+        self._worker = get_worker()
         self._player = _Player()
         # Dask drops the actor of a head that was killed, and the thread must end with it.
         weakref.finalize(self, self._player.stop)
@@ -105,7 +107,11 @@ class EvaluationActor:
     async def _call(self, function: Callable[[_Player], Any]) -> Any:
         result: Future[Any] = Future()
         self._player.calls.put((function, result))
-        return await asyncio.wrap_future(result)
+        pending = asyncio.ensure_future(asyncio.wrap_future(result))
+        while not (await asyncio.wait([pending], timeout=_WATCH_SECONDS))[0]:
+            if self not in self._worker.state.actors.values():  # the head is gone
+                self._player.stop()
+        return pending.result()
 
 
 class _Player:
@@ -137,12 +143,13 @@ class _Player:
         try:
             while (call := self.calls.get()) is not None and not self._stopping:
                 function, result = call
+                if not result.set_running_or_notify_cancel():
+                    continue  # the worker has closed the connection to the head
                 try:
                     answer = function(self)
                 except BaseException as error:  # sys.exit() of an environment too
                     answer = failure_of(error, 0, "evaluate")
-                with contextlib.suppress(asyncio.CancelledError):
-                    result.set_result(answer)
+                result.set_result(answer)
         finally:
             try:
                 if self._engine is not None:

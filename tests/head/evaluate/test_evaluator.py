@@ -211,7 +211,9 @@ evaluator.wait()
     head = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True)
     assert head.stdout is not None
     assert head.stdout.readline() == "up\n"
-    assert any(shard_footprint(client).values())
+    worker = worker_of(client)
+    (key,) = [key for key in client.has_what()[worker] if "evaluator" in str(key)]
+    assert wait_until(lambda: _steps(client, worker, key) > 1)  # it never ends by itself
     head.kill()
     head.communicate(timeout=30)
     assert wait_until(lambda: not any(shard_footprint(client).values()), 30)
