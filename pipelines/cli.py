@@ -1,4 +1,4 @@
-"""The command ``clusterenv``: train, collect, doctor, inspect, plot, watch, bench.
+"""The command ``clusterenv``: train, evaluate, export, collect, inspect, plot, watch and others.
 
 Each command imports what it needs when it runs, so that ``--help`` and usage errors are fast.
 """
@@ -88,6 +88,8 @@ COMMANDS = {
     "train ppo": Command("train by PPO, the policy on the workers", _pipeline("ppo"), "ppo"),
     "train dqn": Command("train by double DQN from a replay store", _pipeline("dqn"), "dqn"),
     "train apex": Command("train by Ape-X, an epsilon per environment", _pipeline("apex"), "apex"),
+    "evaluate": Command("evaluate the policy of a run", _pipeline("evaluate"), "evaluate"),
+    "export": Command("write the policy of a run as .pt2 or .onnx", _pipeline("export"), "export"),
     "collect": Command("collect a dataset without a learner", _pipeline("collect"), "collect"),
     "doctor": Command("check a cluster, and say what to change", _doctor),
     "inspect": Command("summarise a run or a store", _inspect, "inspection"),
@@ -172,7 +174,8 @@ def completion() -> str:
             fields = dataclasses.fields(
                 importlib.import_module(f"pipelines.{command.options}").Args
             )
-            names = [field.name.replace("_", "-") for field in fields if field.name != "runs"]
+            named = [field for field in fields if "Positional" not in str(field.type)]
+            names = [field.name.replace("_", "-") for field in named]
             flags = " ".join(f"--{name}" for name in (*names, "options"))
             cases.append(f'    "{name}"*) words="{flags}" ;;')
     cases.append(f'    doctor*) words="{" ".join(DOCTORS)}" ;;')

@@ -11,31 +11,29 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import gymnasium as gym
 import numpy as np
-import torch
 
 import clusterenv
 from clusterenv import Batch
-from clusterenv.errors import ClusterEnvError, ConfigError, StoreNotWritten
-from clusterenv.policies import EpsilonGreedy, Policy, Random
+from clusterenv.errors import ClusterEnvError, StoreNotWritten
+from clusterenv.policies import Policy
 from clusterenv.store import Journal, Stack
 from pipelines import cli, dashboard, options, ranges
-from pipelines.agents import PPOAgent
 from pipelines.directories import check_kind, note_of
 from pipelines.display import Display, duration
 from pipelines.episodes import BatchStream, Episodes, mean
 from pipelines.metrics import Metrics, collected
-from pipelines.q_networks import QNetwork, stack_of
+from pipelines.q_networks import stack_of
 from pipelines.run import Interrupt
+from pipelines.saved_policies import load_policy
 from pipelines.sessions import arguments, check_arguments
 
-__all__ = ["Args", "Result", "collect", "cut", "load_policy"]
+__all__ = ["Args", "Result", "collect", "cut"]
 
 FREE = ("rows", "shards", "cluster", "commit_seconds", "dashboard", "quiet", "out")
 
@@ -222,64 +220,6 @@ def _part(batch: Batch, start: int, end: int, num_envs: int) -> Batch:
         incarnation=batch.incarnation,
         policy_version=batch.policy_version,
     )
-
-
-def load_policy(
-    name: str, observations: gym.Space[Any], actions: gym.Space[Any], epsilon: float = 0.0
-) -> Policy:
-    """Return the policy of a checkpoint, or a random one.
-
-    Parameters
-    ----------
-    name
-        ``"random"``, a file ``learner-….pt`` or ``checkpoint.pt``, or a run's directory.
-    observations, actions
-        The environment's spaces.
-    epsilon
-        Probability of a random action, for policies that are otherwise greedy.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such checkpoint, or it is of another environment.
-    """
-    if name == "random":
-        return Random(actions)
-    path = _checkpoint(Path(name))
-    try:
-        saved = torch.load(path, weights_only=True)
-        if "learner" in saved:
-            network = saved["network"]
-            q = QNetwork(observations, actions, tuple(network["hidden"]), network["duelling"])
-            q.load_state_dict(saved["learner"]["q"])
-            return EpsilonGreedy(q, epsilon)
-        agent = PPOAgent(observations, actions, *_shape_of(saved["agent"]))
-        agent.load_state_dict(saved["agent"])
-    except ConfigError:
-        raise
-    except Exception as error:  # of torch.load there are many kinds
-        raise ConfigError(
-            f"--policy {path} is no checkpoint for this environment: {error}"
-        ) from error
-    return agent
-
-
-def _checkpoint(path: Path) -> Path:
-    if path.is_dir():
-        note = note_of(path / "replay")
-        path = path / (str(note["learner"]) if note else "checkpoint.pt")
-    if not path.is_file():
-        raise ConfigError(
-            f"--policy {path} does not exist; it is random, or what a learner wrote: "
-            "--policy runs/dqn-CartPole-v1-seed1"
-        )
-    return path
-
-
-def _shape_of(agent: Mapping[str, torch.Tensor]) -> tuple[tuple[int, ...], bool]:
-    """Return the hidden layers of a PPO agent, and whether it normalises observations."""
-    sizes = [len(agent[name]) for name in agent if name.startswith("actor.") and "bias" in name]
-    return tuple(sizes[:-1]), "stats.count" in agent
 
 
 def main(argv: Sequence[str] | None = None) -> None:

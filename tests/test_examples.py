@@ -218,6 +218,7 @@ def test_a_script_for_sync_vector_env_learns_the_same_on_a_cluster(client: Clien
         "docs/engines.md",
         "docs/collecting.md",
         "docs/replay.md",
+        "docs/evaluation.md",
         "docs/other-frameworks.md",
     ],
 )

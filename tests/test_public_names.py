@@ -12,7 +12,8 @@ import clusterenv
 SLOW = {"torch", "pyarrow", "pandas", "distributed"}
 OPTIONAL = {
     *("bokeh", "dask_jobqueue", "duckdb", "envpool", "matplotlib", "minari", "numba", "rich"),
-    *("stable_baselines3", "tensordict", "torchrl", "tyro", "wandb"),
+    *("moviepy", "onnx", "onnxscript", "stable_baselines3", "tensordict", "torchrl", "tyro"),
+    "wandb",
 }
 
 

@@ -18,7 +18,7 @@ from torch.distributions import Distribution, Independent, Normal
 from clusterenv.data.checks import check_instance, check_number, check_whole, items_of
 from clusterenv.data.spaces import Layout
 from clusterenv.errors import ConfigError, shown
-from clusterenv.policies.policy import Context, Decision, Policy, masked
+from clusterenv.policies.policy import Context, Decision, Policy, choose, masked
 
 __all__ = ["Categorical", "CleanRL", "EpsilonGreedy", "Gaussian", "PaperAgent", "Random"]
 
@@ -43,7 +43,7 @@ class Categorical(Policy):
     def act(self, obs: Any, context: Context) -> Decision:
         logits, extras = _with_value(self.module(obs))
         policy = self._distribution(masked(logits, context.mask))
-        action = policy.sample()
+        action = choose(policy, context)
         return Decision(action, {"log_prob": policy.log_prob(action), **extras})
 
     def distribution(self, obs: Any, context: Context) -> Distribution:
@@ -96,13 +96,13 @@ class Gaussian(Policy):
         output = self.module(obs)
         mean, *rest = output if isinstance(output, tuple) else (output,)
         log_std = rest[0] if rest else self.log_std.expand_as(mean)
-        extras = {"value": rest[1].reshape(len(mean))} if len(rest) > 1 else {}
+        extras = {"value": rest[1].reshape(mean.shape[0])} if len(rest) > 1 else {}
         normal = Normal(mean, log_std.exp(), validate_args=False)
         return Independent(normal, mean.ndim - 1), extras
 
     def act(self, obs: Any, context: Context) -> Decision:
         policy, extras = self._parts(obs)
-        raw = policy.sample()
+        raw = choose(policy, context)
         action = torch.minimum(torch.maximum(raw, self.low), self.high)
         return Decision(action, {"raw_action": raw, "log_prob": policy.log_prob(raw), **extras})
 
@@ -153,9 +153,12 @@ class EpsilonGreedy(Policy):
 
     def decide(self, values: Tensor, context: Context) -> Decision:
         """Choose actions by their values; those of forbidden actions are ``-inf``."""
-        if values.isnan().any():
+        # An exported policy cannot branch on numbers.
+        if not torch.compiler.is_compiling() and values.isnan().any():
             raise ValueError("the Q network returned NaN")
         best = values.argmax(-1)
+        if context.deterministic:
+            return Decision(best, {"q": values.max(-1).values})
         allowed = torch.isfinite(values).to(values.dtype)
         anything = allowed.multinomial(1).squeeze(-1)
         explore = torch.rand(len(best)) < self._epsilon(context)
@@ -212,6 +215,10 @@ class CleanRL(Policy):
         self._fits = distribution is not None
 
     def act(self, obs: Any, context: Context) -> Decision:
+        if context.deterministic:
+            policy = self.distribution(obs, context)
+            best = choose(policy, context)
+            return Decision(best, {"log_prob": policy.log_prob(best)})
         action, log_prob, _, value = self.agent.get_action_and_value(obs)
         return Decision(action, {"log_prob": log_prob, "value": value.reshape(len(action))})
 
@@ -262,6 +269,10 @@ class PaperAgent(Policy):
         self.agent = agent
 
     def act(self, obs: Any, context: Context) -> Decision:
+        if context.deterministic:
+            policy = self.distribution(obs, context)
+            best = choose(policy, context)
+            return Decision(best, {"log_prob": policy.log_prob(best)})
         action, log_prob, _, value = self.agent(obs)
         return Decision(action, {"log_prob": log_prob, "value": value.reshape(len(action))})
 
@@ -331,7 +342,7 @@ def _multi_discrete(logits: Tensor, nvec: Sequence[int]) -> Distribution:
 def _with_value(output: Any) -> tuple[Tensor, dict[str, Tensor]]:
     if isinstance(output, tuple):
         logits, value = output
-        return logits, {"value": value.reshape(len(logits))}
+        return logits, {"value": value.reshape(logits.shape[0])}
     return output, {}
 
 

@@ -31,8 +31,8 @@ from clusterenv.transport.endpoint import connect
 from clusterenv.transport.messages import MessageKind, ResetRequest
 from clusterenv.worker.actor import Shard
 from clusterenv.worker.specs import ShardSpec
-from pipelines.collect import load_policy
 from pipelines.run import Run
+from pipelines.saved_policies import load_policy
 
 
 def certificate_of(security: Security) -> ssl.SSLContext:

@@ -22,9 +22,10 @@ from clusterenv.errors import ConfigError, UnknownEnv
 from clusterenv.policies import Context, Random
 from clusterenv.store import ReplayStore, Stack, Uniform
 from pipelines import dqn, ppo
-from pipelines.collect import Args, collect, cut, load_policy, main
+from pipelines.collect import Args, collect, cut, main
 from pipelines.directories import note_of
 from pipelines.inspection import describe
+from pipelines.saved_policies import load_policy
 
 BOX = gym.spaces.Box(-1, 1, (4,), np.float32)
 TWO = gym.spaces.Discrete(2)
