@@ -142,10 +142,6 @@ class FragmentDecoder:
         self._dense = [_Plan.of(at, field) for at, field in fields if not is_sparse(field)]
         self._sparse = [_Plan.of(at, field) for at, field in fields if is_sparse(field)]
         self._first_rows = np.arange(origin.num_envs)
-        self._constant = {
-            name: np.full(self._rows, getattr(origin, name), dtype).tobytes()
-            for name, dtype in ORIGIN.items()
-        }
 
     def decode(self, body: Array, policy_version: int, cuts: Sequence[Cut] = ()) -> Batch:
         """Return the batch of a message, as views of it; raise ``ValueError`` if it is invalid."""
@@ -156,9 +152,10 @@ class FragmentDecoder:
         memory = _Memory(body, raw.address)
         arrays = batch.columns
         columns = {plan.name: self._column(arrays[plan.at], plan, memory) for plan in self._dense}
-        for name, constant in self._constant.items():
-            if columns.pop(name).tobytes() != constant:
-                raise ValueError(f"a row is not of {name} {getattr(self._origin, name)}")
+        for name in ORIGIN:
+            constant = getattr(self._origin, name)
+            if not (columns.pop(name) == constant).all():
+                raise ValueError(f"a row is not of {name} {constant}")
         env, first, width = columns["env"], self._origin.first_env, self._origin.num_envs
         if env.min() < first or env.max() >= first + width:
             raise ValueError(f"environments {env.min()}–{env.max()} are not of this shard")
@@ -213,8 +210,8 @@ class FragmentDecoder:
         # They never decrease, which Arrow has checked: so all other rows are empty.
         starts = memory.view(offsets, 4 * (self._rows + 1)).view(np.int32)
         ends = np.arange(count + 1) * plan.items
-        right = (starts[rows] == ends[:-1]).all() and (starts[rows + 1] == ends[1:]).all()
-        if not right or starts[-1] != ends[-1]:
+        right = (starts.take(rows) == ends[:-1]).all() and (starts.take(rows + 1) == ends[1:]).all()
+        if not right or starts[-1] != count * plan.items:
             raise ValueError(f"the lists of column {plan.name!r} are not {plan.spec}")
         return memory.numbers(values[1], plan, count)
 

@@ -97,6 +97,13 @@ class StepRing:
         np.subtract(times, self.rows, out=times, where=times >= self.rows)  # faster than modulo
         return Tracks(times, envs, (times * self._n + envs).reshape(-1))
 
+    def versions_of(self, tracks: Tracks) -> Column:
+        """Return the policy version of each row."""
+        newest = self.versions[(self.now - 1) % self.rows]
+        if (self.versions == newest).all():  # much faster than gathering, and nearly always so
+            return np.full(tracks.at.size, newest, np.int32)
+        return self.versions[tracks.at].reshape(-1)
+
     def drop(self) -> TrackedSteps:
         """Drop all steps that are in no fragment, and return them."""
         window, waiting = self._window()
@@ -163,7 +170,7 @@ class NextStepBuilder(FragmentBuilder):
             ended.append(dropped[-1])
         columns["episode"], columns["step"] = tracked.episode, tracked.step
         columns["env"] = np.tile(self._runner.envs[tracks.envs], horizon)
-        columns["version"] = ring.versions[tracks.at].reshape(-1)
+        columns["version"] = ring.versions_of(tracks)
         over[-1] = True
         rows = np.flatnonzero(over)
         tails = {name: flat[name][tracks.flat[rows] + n] for name in self._obs_names}

@@ -42,6 +42,7 @@ class SameStepBuilder(FragmentBuilder):
         super().__init__(inputs)
         self._rebuilder = rebuilder
         self._obs_now = inputs.obs
+        self._env_column = np.tile(self._runner.envs, self._horizon)
 
     @property
     def waiting_rows(self) -> int:
@@ -97,7 +98,7 @@ class SameStepBuilder(FragmentBuilder):
             for name, column in block.items()
         }
         columns["episode"], columns["step"] = tracked.episode, tracked.step
-        columns["env"] = np.tile(runner.envs, horizon)
+        columns["env"] = self._env_column
         columns["version"] = np.repeat(versions, n)
         rows = np.concatenate([np.array(list(final_obs), np.int64), (horizon - 1) * n + last])
         cuts = self._rebuilder.take_cuts() if self._rebuilder is not None else []

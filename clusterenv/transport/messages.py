@@ -231,17 +231,21 @@ class FragmentMeta(NamedTuple):
         """Undo :meth:`pack`; raise ``ValueError`` if the blob is malformed."""
         try:
             *counts, known, divergence, episodes = _NUMBERS.unpack_from(raw)
-            ended = struct.unpack_from(f"<{episodes}d{episodes}q", raw, _NUMBERS.size)
         except struct.error as error:
             raise ValueError(str(error)) from error
-        returns, lengths = list(ended[:episodes]), list(ended[episodes:])
-        if max(counts) > _MOST or (episodes and not 0 < min(lengths) <= max(lengths) <= _MOST):
+        middle = _NUMBERS.size + 8 * episodes
+        end = middle + 8 * episodes
+        if len(raw) < end:
+            raise ValueError(f"{episodes:,} episodes in {len(raw):,} bytes")
+        returns = np.frombuffer(raw, "<f8", episodes, _NUMBERS.size)
+        lengths = np.frombuffer(raw, "<i8", episodes, middle)
+        if max(counts) > _MOST or (episodes and not 0 < lengths.min() <= lengths.max() <= _MOST):
             raise ValueError(f"{counts} and the lengths {lengths} of episodes are not counts")
-        end = _NUMBERS.size + struct.calcsize(f"<{episodes}d{episodes}q")
         cuts = _cuts(json.loads(raw[end:])) if len(raw) > end else []
         version, newest, dropped, checks, pulls = counts
         measured = divergence if known else None
-        return cls(version, newest, measured, returns, lengths, dropped, checks, pulls, cuts)
+        ended = returns.tolist(), lengths.tolist()
+        return cls(version, newest, measured, *ended, dropped, checks, pulls, cuts)
 
 
 _NUMBERS = struct.Struct("<QQQQQ?dI")

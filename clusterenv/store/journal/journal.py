@@ -28,6 +28,7 @@ from clusterenv.data.ipc import END_OF_STREAM, MessageWriter
 from clusterenv.data.spaces import Array
 from clusterenv.errors import ClosedError, ConfigError, SchemaMismatch, StoreNotWritten, shown
 from clusterenv.store.files import DirectoryLock, create
+from clusterenv.store.journal.frames import with_frames_once
 from clusterenv.store.journal.manifest import (
     MANIFEST,
     Segment,
@@ -38,7 +39,6 @@ from clusterenv.store.journal.manifest import (
     row_files,
     write_manifest,
 )
-from clusterenv.store.journal.record_batch import with_frames_once
 from clusterenv.store.table.stacks import Stack
 
 __all__ = ["Journal"]

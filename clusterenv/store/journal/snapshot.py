@@ -24,8 +24,8 @@ from clusterenv.data.checks import check_path
 from clusterenv.data.ipc import record_batches
 from clusterenv.errors import StoreDamaged, StoreUnreadable
 from clusterenv.store.files import map_file
+from clusterenv.store.journal.frames import from_record_batch
 from clusterenv.store.journal.manifest import MANIFEST, Segment, StoreManifest, read_manifest
-from clusterenv.store.journal.record_batch import from_record_batch
 
 if TYPE_CHECKING:
     from clusterenv.store.samplers.sampler import Sampler
