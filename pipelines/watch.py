@@ -73,9 +73,8 @@ def watch(args: Args) -> None:
     ConfigError
         If there is no such run, or none was named and there are several.
     """
-    number = int(args.run) if args.run is not None and args.run.isdecimal() else args.run
     with clusterenv.connect(args.cluster, set_as_default=False) as client:
-        following = clusterenv.follow(client, number)
+        following = clusterenv.follow(client, args.run)
         with _printer(args.last) as show:
             for announcement in following:
                 show(announcement)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -89,6 +89,12 @@ class Batch:
         self.policy_version = policy_version
         self.cuts = list(cuts)
         self.sealed = sealed
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the message, which holds the columns once more, when it is pickled."""
+        state = {**self.__dict__, "sealed": None}
+        state.pop("record_batch", None)
+        return state
 
     @functools.cached_property
     def record_batch(self) -> pa.RecordBatch:

@@ -80,6 +80,7 @@ def save(directory: Path, buffer: ReplayBuffer, note: Mapping[str, Any]) -> None
 
 
 def _write_all(journal: Journal, buffer: ReplayBuffer, note: Mapping[str, Any]) -> None:
+    journal.rollback()
     if buffer.ring is not None:
         for block in buffer.ring.blocks:
             journal.append(buffer.ring.batch(block))

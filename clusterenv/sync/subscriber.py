@@ -77,6 +77,8 @@ class Subscriber:
         newest = self.newest  # another thread may replace it
         self._decided = newest.version
         self.checks += 1
+        if newest.version <= self.version:  # weights may arrive before their announcement
+            return False
         if self._loaded >= newest.same_since:
             self.version = newest.version
             return False

@@ -28,7 +28,7 @@ class _Client(Protocol):
     def unsubscribe_topic(self, topic: str) -> None: ...
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # garbage collection may end a follower within these functions
 _handlers: weakref.WeakKeyDictionary[Any, dict[str, list[Handler]]] = weakref.WeakKeyDictionary()
 
 

@@ -81,7 +81,7 @@ class MessageKind(enum.IntEnum):
     ``DRAINED``. Blob ``None``; no body."""
     FRAGMENT = 31
     """Shard to head, one for each credit. The blob is :meth:`FragmentMeta.pack`; the body is one
-    Arrow record-batch message (see :mod:`clusterenv.data.codec`)."""
+    Arrow record-batch message (see :mod:`clusterenv.data.record_batch`)."""
     PULL = 32
     """Shard to head, when the sync rule asks for newer weights, or after those promised did not
     arrive. The blob is a boolean: whether the head must send the weights itself. From a worker to

@@ -81,8 +81,6 @@ class Shard:
     async def close(self, timeout: float) -> bool:
         """Stop the thread; return whether it ended in time."""
         self._closing.set()
-        if self._unsubscribe is not None:
-            self._unsubscribe()
         if self._thread.ident is None:
             return True  # never opened
         self._close_ends()
@@ -151,6 +149,9 @@ class Shard:
             except Exception:
                 logger.exception("shard %d: an environment raised in close()", self._spec.index)
             finally:
+                # Here: a shard that was drained, or whose head was killed, is never closed.
+                if self._unsubscribe is not None:
+                    self._unsubscribe()
                 self._ended.set_result(None)
 
     def _close_ends(self) -> None:

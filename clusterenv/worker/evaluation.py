@@ -111,6 +111,9 @@ class EvaluationActor:
         while not (await asyncio.wait([pending], timeout=_WATCH_SECONDS))[0]:
             if self not in self._worker.state.actors.values():  # the head is gone
                 self._player.stop()
+            if self._player.ended.done() and not result.done():  # stopped before it began
+                pending.cancel()
+                return failure_of(RuntimeError("the evaluation was stopped"), 0, "evaluate")
         return pending.result()
 
 

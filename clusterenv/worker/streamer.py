@@ -107,7 +107,8 @@ class Stream:
                     break
                 self._synchronize(wait=fresh)
                 self._busy = True
-                newest, divergence = self._client.newest.version, self._client.divergence
+                newest = max(self._client.newest.version, self._client.version)
+                divergence = self._client.divergence
                 between = self._between if self._by_step and not fresh else None
                 fragment = self._loop.fragment(self._acting(), fresh, between)
                 self._busy = False

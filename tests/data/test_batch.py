@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,13 @@ import pytest
 from agents import Cycle
 from batches import Content, Fleet, Frames, TwoLeaves, as_batch, changed, observations
 from compare import assert_same
+from sealed import ORIGIN, expected, fragment, sealed
 from worlds import SPACES, World
 
 from clusterenv import Batch, Rollout
 from clusterenv.data.arrow import from_arrow
+from clusterenv.data.fragment_decoder import FragmentDecoder
+from clusterenv.data.fragment_encoder import FragmentEncoder
 from clusterenv.data.spaces import Layout
 from clusterenv.simulation.engines import build
 from clusterenv.simulation.engines.base import Recipe
@@ -178,3 +182,14 @@ def _register(duckdb: Any, table: pa.Table) -> Any:
     connection = duckdb.connect()
     connection.register("rows", table)
     return connection
+
+
+def test_a_pickled_batch_holds_its_columns_once() -> None:
+    schema, body = sealed(FragmentEncoder(ORIGIN), fragment())
+    assert schema is not None
+    batch = FragmentDecoder(schema, expected()).decode(body, policy_version=7)
+    found = pickle.loads(pickle.dumps(batch))
+    assert found.sealed is None
+    assert found.record_batch.equals(batch.record_batch)
+    assert found.names == batch.names
+    assert_same({n: found.flat(n) for n in found.names}, {n: batch.flat(n) for n in batch.names})

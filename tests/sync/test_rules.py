@@ -120,3 +120,16 @@ def test_a_version_announced_while_another_arrives_is_decided_about_at_once() ->
     subscriber.pulled(1)
     assert subscriber.decide()
     assert subscriber.wanted == 2
+
+
+def test_weights_that_arrive_before_their_announcement_keep_their_version() -> None:
+    subscriber = Subscriber(EveryVersion(), version=0)
+    subscriber.announced(Announcement(5, {}, {}, 5))
+    assert subscriber.decide()
+    subscriber.announced(Announcement(6, {}, {}, 6))
+    subscriber.pulled(7)  # the head answered when 7 was the newest
+    assert not subscriber.decide()
+    assert subscriber.version == 7
+    subscriber.announced(Announcement(7, {}, {}, 7))
+    assert not subscriber.decide()
+    assert (subscriber.version, subscriber.divergence) == (7, 0.0)

@@ -45,6 +45,8 @@ from clusterenv.sync.weights import manifest_of
 
 __all__ = ["Collector"]
 
+_LONGEST_TITLE = 48
+
 
 class Collector(Lifecycle):
     """Collects trajectories with the policy beside the simulation.
@@ -351,4 +353,6 @@ def _relays(policy: Policy) -> bool:
 def _title(env: Any) -> str:
     """Return what people call an environment."""
     env = env[0] if isinstance(env, Sequence) and not isinstance(env, str) else env
-    return str(getattr(env, "id", None) or getattr(env, "__name__", None) or env)
+    env = getattr(env, "func", env)  # of functools.partial
+    title = str(getattr(env, "id", None) or getattr(env, "__name__", None) or env)
+    return title if len(title) <= _LONGEST_TITLE else f"{title[:_LONGEST_TITLE]}…"

@@ -51,6 +51,8 @@ logger = logging.getLogger("clusterenv")
 
 _WATCH_SECONDS = 0.5
 _MOST_CREDITS = 1024
+# What reading a message that was not sealed by a shard may raise: JSON may be nested too deeply.
+_MALFORMED = (ValueError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -274,7 +276,7 @@ class Receiver:
         expected = ExpectedRows(Origin(*origin), self._horizon, *spaces, self._keeps_text)
         try:
             self._decoders[handle] = FragmentDecoder(schema or b"", expected)
-        except ValueError as error:
+        except _MALFORMED as error:
             raise WorkerLost(f"{handle} sent a schema that is not its own: {error}.") from error
 
     def _receive(self, handle: ShardHandle, body: Array, blob: bytes) -> None:
@@ -284,7 +286,7 @@ class Receiver:
             if handle not in self._decoders:
                 raise ValueError("its schema did not come before it")
             batch = self._decoders[handle].decode(body, meta.version, meta.cuts)
-        except ValueError as error:
+        except _MALFORMED as error:
             raise WorkerLost(f"{handle} sent a fragment that cannot be read: {error}.") from error
         for cut in meta.cuts:
             logger.warning("environment %d of %s was rebuilt: %s", cut.env, handle, cut.reason)

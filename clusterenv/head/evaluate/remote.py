@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from distributed import Actor, Client, wait
+from distributed import Actor, Client
 
 from clusterenv import config
 from clusterenv.cluster.connect import wait_for_workers
@@ -18,6 +18,7 @@ from clusterenv.cluster.plugins import protect_shards
 from clusterenv.errors import ClosedError, NoWorkers, WorkerLost
 from clusterenv.head.evaluate.result import Evaluation
 from clusterenv.head.fleet.env_errors import env_error
+from clusterenv.head.fleet.fleet import await_taken
 from clusterenv.head.fleet.launch import EvaluationActor
 from clusterenv.head.fleet.placement import choose_worker
 from clusterenv.head.fleet.restarts import Restarts
@@ -76,7 +77,7 @@ class RemoteEvaluation:
         )
         try:
             with client.as_current():  # not Dask's default client
-                wait(self._future, timeout)
+                await_taken(client, self._future, self._worker, timeout)
                 self._actor = Actor(EvaluationActor, self._worker, self._future.key)
         except TimeoutError as error:
             self._release()

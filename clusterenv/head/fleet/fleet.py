@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from distributed import Actor, Client, wait
+from distributed import Actor, Client, Future, wait
 
 from clusterenv import config
 from clusterenv.cluster.connect import wait_for_workers
@@ -25,7 +25,7 @@ from clusterenv.transport.messages import Failure
 from clusterenv.worker.actor import Shard
 from clusterenv.worker.specs import Opened, ShardSpec
 
-__all__ = ["Fleet"]
+__all__ = ["Fleet", "await_taken"]
 
 logger = logging.getLogger("clusterenv")
 
@@ -187,25 +187,12 @@ class Fleet:
         except Exception as error:  # no nanny, or it is gone already
             logger.warning("the process of %s could not be ended: %s", handle, error)
 
-    def _await_taken(self, handle: ShardHandle, timeout: float) -> None:
-        """Wait until a worker has taken a shard; one that has left never will."""
-        deadline = time.monotonic() + timeout
-        while True:
-            try:
-                wait(handle.future, min(_LOOK_SECONDS, max(0.0, deadline - time.monotonic())))
-                return
-            except TimeoutError:
-                if handle.worker not in self.client.nthreads():
-                    raise WorkerLost(f"{handle.worker} left before it took {handle}.") from None
-                if time.monotonic() >= deadline:
-                    raise
-
     def _open(self, handles: Sequence[ShardHandle]) -> list[EnvDescription]:
         timeout = config.seconds("timeout.workers")
         for handle in handles:
             try:
                 with self.client.as_current():  # not Dask's default client
-                    self._await_taken(handle, timeout)
+                    await_taken(self.client, handle.future, handle.worker, timeout)
                     handle.actor = Actor(Shard, handle.worker, handle.future.key)
             except TimeoutError as error:
                 raise NoWorkers(
@@ -293,6 +280,20 @@ class Fleet:
                     handle.worker,
                 )
         self.client.cancel([handle.future for handle in handles], force=True)
+
+
+def await_taken(client: Client, future: Future, worker: str, timeout: float) -> None:
+    """Wait until a worker has taken an actor; raise ``WorkerLost`` if it leaves before."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            wait(future, min(_LOOK_SECONDS, max(0.0, deadline - time.monotonic())))
+            return
+        except TimeoutError:
+            if worker not in client.nthreads():
+                raise WorkerLost(f"{worker} left before it took {future.key}.") from None
+            if time.monotonic() >= deadline:
+                raise
 
 
 def _closed_meanwhile() -> ClosedError:

@@ -54,10 +54,15 @@ class Announcer:
         # Also while messages are sent: the event loop may just have found no other.
         self._client.loop.add_callback(self._send_pending)
 
+    @property
+    def seconds(self) -> float:
+        """The least time between two events."""
+        return event_seconds(self._subscribers(), self._share or 1.0)
+
     def _next(self) -> dict[str, Any] | None:
-        """Return the message that has waited longest."""
+        """Return the message to send next: a version first."""
         with self._lock:
-            kind = next(iter(self._pending), None)
+            kind = "version" if "version" in self._pending else next(iter(self._pending), None)
             return None if kind is None or self._closed else self._pending.pop(kind)
 
     async def _send_pending(self) -> None:
@@ -67,10 +72,10 @@ class Announcer:
         try:
             while (message := self._next()) is not None:
                 await self._client.scheduler.log_event(topic=self.entry.topic, msg=message)
-                subscribers = self._subscribers()
                 if message["kind"] == "version":
-                    self.sent_bytes += subscribers * sum(len(frame) for frame in dumps(message))
-                await asyncio.sleep(event_seconds(subscribers, self._share or 1.0))
+                    nbytes = sum(len(frame) for frame in dumps(message))
+                    self.sent_bytes += nbytes * self._subscribers()
+                await asyncio.sleep(self.seconds)
         except Exception as error:  # credits tell of versions too; others notice a lost scheduler
             logger.debug("an event of run %s was not published: %s", self.entry.run, error)
         finally:

@@ -27,6 +27,7 @@ ROUTE = "clusterenv"
 MILLISECONDS = 500
 POINTS = 1_000
 LEGEND_SHARDS = 10
+RUNS_SEEN = 50  # events of the newest runs that are searched for statistics
 
 BY_SHARD = {
     "rate": "steps per second, by shard",
@@ -99,15 +100,24 @@ class Page:
             self._source.stream(columns, POINTS)
 
     def _news(self) -> Iterator[dict[str, Any]]:
-        begun = [run for _, run in self._scheduler.get_events(RUNS) if run["state"] == "begun"]
-        if begun and begun[-1]["number"] != self._run["number"]:
-            self._run, self._last = begun[-1], None
+        for _, run in self._scheduler.get_events(RUNS)[: -RUNS_SEEN - 1 : -1]:
+            if run["state"] == "begun" and (told := self._stats(run["number"])):
+                break
+        else:
+            return
+        if run["number"] != self._run["number"]:
+            self._run, self._last = run, None
             self._source.data = {name: [] for name in self._source.data}
-            self._headline.text = _html(self._run["title"])
-        for when, message in self._scheduler.get_events(topic_of(self._run["number"])):
-            if message["kind"] == "stats" and when > self._seen:
+            self._headline.text = _html(run["title"])
+        for when, message in told:
+            if when > self._seen:
                 self._seen = when
                 yield message
+
+    def _stats(self, run: int) -> list[tuple[float, dict[str, Any]]]:
+        """Return the statistics on a run's topic; ``ClusterEnv.step(policy)`` publishes none."""
+        events = self._scheduler.get_events(topic_of(run))
+        return [(when, message) for when, message in events if message["kind"] == "stats"]
 
     def _draw_shards(self, shards: int) -> None:
         """Add curves until there are enough for so many shards."""

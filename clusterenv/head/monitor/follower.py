@@ -59,7 +59,8 @@ def follow(client: Client, run: str | int | None = None) -> Iterator[Announcemen
 
 
 def _find(runs: list[RunEntry], wanted: str | int | None) -> RunEntry:
-    found = [each for each in runs if wanted in (None, each.run, each.number)]
+    named = [each for each in runs if each.run == str(wanted)]
+    found = named or [each for each in runs if wanted is None or str(each.number) == str(wanted)]
     if len(found) == 1:
         return found[0]
     there = ", ".join(f"{each.run!r} ({each.title})" for each in runs) or "none"

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from distributed import Client
 
-from clusterenv.errors import ConfigError
+from clusterenv.errors import ConfigError, shown
 from clusterenv.sync.announcement import topic_of
 
 __all__ = ["RUNS", "RunEntry", "check_name", "fold", "is_connected", "register", "running"]
@@ -69,21 +69,25 @@ def running(client: Client) -> list[RunEntry]:
 def is_connected(events: Iterable[tuple[float, Mapping[str, Any]]]) -> bool:
     """Whether a client is connected, by the scheduler's events about it.
 
-    >>> is_connected([(0.0, {"action": "add-client"})]), is_connected([])
+    The scheduler keeps the last ones, so that the first, that it was added, may be missing. It
+    forgets all of them a while after the client was removed.
+
+    >>> is_connected([(0.0, {"action": "update-graph"})]), is_connected([])
     (True, False)
     """
     actions = [message.get("action") for _, message in events if isinstance(message, Mapping)]
     seen = [action for action in actions if action in ("add-client", "remove-client")]
-    return bool(seen) and seen[-1] == "add-client"
+    return bool(actions) and seen[-1:] != ["remove-client"]
 
 
 def check_name(name: str | None) -> None:
     """Raise ``ConfigError`` unless this can name a run; ``None`` is for a name of its own."""
     if name is None:
         return
-    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= _LONGEST_NAME:
+    fits = isinstance(name, str) and name.isprintable() and 0 < len(name.encode()) <= _LONGEST_NAME
+    if not fits:
         raise ConfigError(
-            f"name={name!r} must be printable text of 1 to {_LONGEST_NAME} characters, which "
+            f"name={shown(name)} must be printable text of 1 to {_LONGEST_NAME} bytes, which "
             "names the run for those who follow it: Collector(..., name='lander-1')"
         )
 

@@ -107,8 +107,9 @@ class Telemetry:
                 self.link = f"{status.removesuffix('/status')}/clusterenv"
 
     def due(self, now: float) -> bool:
-        """Whether it is time to send statistics."""
-        return self.link is not None and now - self._sent >= SECONDS
+        """Whether it is time to send statistics, which may be one of five events."""
+        period = max(SECONDS, 5 * self._announcer.seconds)
+        return self.link is not None and now - self._sent >= period
 
     def send(self, now: float, stats: Stats) -> None:
         """Publish the statistics, without waiting."""

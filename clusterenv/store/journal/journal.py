@@ -79,10 +79,19 @@ class _SegmentWriter:
         self._write(self._encoder.message(rows))
 
     def _write(self, pieces: Sequence[Array]) -> None:
-        for piece in pieces:
-            self._crc = zlib.crc32(piece, self._crc)
-            self._file.write(piece)
-        self._file.flush()
+        """Write a message; if that fails or is interrupted, none of it stays in the file."""
+        at, crc = self._file.tell(), self._crc
+        try:
+            for piece in pieces:
+                self._crc = zlib.crc32(piece, self._crc)
+                self._file.write(piece)
+            self._file.flush()
+        except BaseException:
+            self._crc = crc
+            with contextlib.suppress(OSError):
+                self._file.seek(at)
+                self._file.truncate()
+            raise
 
     def seal(self, blocks: tuple[tuple[int, int, int], ...] = ()) -> Segment:
         """End the stream, sync the file to disk and rename it."""
@@ -193,11 +202,15 @@ class Journal:
             schema = rows.schema.remove_metadata()
         with self._writing():
             writer = self._writer_of(schema)
-            if sealed is not None:
-                writer.append(sealed.message)
-            else:
-                writer.encode(rows)
             self._blocks.append(block)
+            try:
+                if sealed is not None:
+                    writer.append(sealed.message)
+                else:
+                    writer.encode(rows)
+            except BaseException:
+                self._blocks.pop()
+                raise
             if sum(count for count, _, _ in self._blocks) >= self._segment_rows:
                 self._seal()
 
@@ -283,6 +296,11 @@ class Journal:
             if self._lock.is_held:
                 self._discard()
                 self._lock.release()
+
+    def rollback(self) -> None:
+        """Discard what was appended since the last commit."""
+        self._check_open()
+        self._discard()
 
     def check_process(self) -> None:
         """Raise ``WrongProcess`` in a fork of the process that opened the journal."""

@@ -142,3 +142,19 @@ def test_shards_go_on_by_credits_while_the_scheduler_does_not_answer(
                         break
         finally:
             processes[0].send_signal(signal.SIGCONT)
+
+
+def test_a_process_keeps_no_subscription_of_a_shard_that_has_left(client: Client) -> None:
+    def subscriptions() -> int:
+        from clusterenv.sync.topics import _handlers
+
+        return sum(len(handlers) for each in _handlers.values() for handlers in each.values())
+
+    with streaming(client, horizon=4) as collector:
+        assert wait_until(lambda: sum(client.run(subscriptions).values()) == 2)
+        collector.scale(1)  # the other one is drained, and never closed
+        for _ in collector:
+            if len(collector.shards) == 1:
+                break
+        assert wait_until(lambda: sum(client.run(subscriptions).values()) == 1)
+    assert wait_until(lambda: sum(client.run(subscriptions).values()) == 0)

@@ -53,9 +53,10 @@ def sabotaged(client: Client, request: pytest.FixtureRequest) -> Iterator[Client
             return schema, pieces
 
         def wrong_pack(self: Any) -> bytes:
-            if kind == "meta" and FragmentMeta.wrong:  # type: ignore[attr-defined]
+            if kind in ("meta", "nested") and FragmentMeta.wrong:  # type: ignore[attr-defined]
                 FragmentMeta.wrong = False  # type: ignore[attr-defined]
-                return pickle.dumps(tuple(self))
+                nested = pack(self._replace(cuts=[])) + b"[" * 100_000
+                return nested if kind == "nested" else pickle.dumps(tuple(self))
             return pack(self)
 
         FragmentEncoder.wrong = FragmentMeta.wrong = True  # type: ignore[attr-defined]
@@ -77,7 +78,7 @@ def sabotaged(client: Client, request: pytest.FixtureRequest) -> Iterator[Client
 
 @pytest.mark.parametrize(
     "sabotaged",
-    ["cut", "offsets", "pickle", "schema", "no schema", "short", "meta"],
+    ["cut", "offsets", "pickle", "schema", "no schema", "short", "meta", "nested"],
     indirect=True,
 )
 def test_a_message_that_is_no_fragment_restarts_its_shard(

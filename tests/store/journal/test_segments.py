@@ -246,3 +246,51 @@ def test_plain_arrow_opens_the_segments_of_a_killed_collection(tmp_path: Path) -
     with closing(Journal(journal)) as reopened:  # as before: what was not committed is removed
         assert reopened.manifest.rows == 5 * 4 * 32
     assert not part.exists()
+
+
+class Interrupted:
+    """A file in which one write is interrupted after half of its bytes, as by Ctrl-C."""
+
+    def __init__(self, file: Any) -> None:
+        self._file, self._due = file, True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, data: Any) -> int:
+        if self._due:
+            self._due = False
+            self._file.write(memoryview(data).cast("B")[:100])
+            raise KeyboardInterrupt
+        return int(self._file.write(data))
+
+
+def test_an_interrupted_write_leaves_nothing_of_its_message(tmp_path: Path) -> None:
+    first, lost, last = received(3)
+    with closing(Journal(tmp_path)) as journal:
+        journal.append(first)
+        writer: Any = journal._open
+        writer._file = Interrupted(writer._file)
+        with pytest.raises(KeyboardInterrupt):
+            journal.append(lost)
+        journal.append(last)
+        journal.commit()
+    found = list(open_snapshot(tmp_path).batches())
+    assert len(found) == 2
+    assert_equal(found[0], first)
+    assert_equal(found[1], last)
+
+
+def test_a_store_commits_all_its_rows_after_an_interrupted_write(tmp_path: Path) -> None:
+    with ReplayStore(100, journal=tmp_path) as store:
+        fleet = Fleet(seed=1)
+        first, second, last = (fleet.next()[0] for _ in range(3))
+        store.add(first)
+        writer: Any = store._journal.journal._open  # type: ignore[union-attr]
+        writer._file = Interrupted(writer._file)
+        with pytest.raises(KeyboardInterrupt):
+            store.add(second)
+        store.add(last)
+        store.commit()
+        rows = len(store)
+    assert open_snapshot(tmp_path).rows == rows == 36
