@@ -86,7 +86,12 @@ def costs(base: Sequence[Outcome], group: Sequence[Outcome]) -> list[str]:
     found = []
     for name, sign, share, values in (
         ("return", 1, NEAR, [[run.final_return for run in runs] for runs in (base, group)]),
-        ("steps to the goal", -1, LONGER, [[goal_steps(r) for r in runs] for runs in (base, group)]),
+        (
+            "steps to the goal",
+            -1,
+            LONGER,
+            [[goal_steps(r) for r in runs] for runs in (base, group)],
+        ),
     ):
         ours, theirs = map(fmean, values)
         error = math.sqrt(sum(variance(each) / len(each) for each in values))
