@@ -133,6 +133,7 @@ def train(args: Args, case: Case) -> Outcome:
     records.write(args.out / "curves" / f"{case.name}.csv", curve)
     goal, last = GOALS[case.env], rows[-1]
     reached = (row for row in curve if float(row["eval_return"]) >= goal)
+    first = next((int(float(row["eval_steps"])) for row in reached), None)
     return Outcome(
         env=case.env,
         learner=case.learner,
@@ -142,7 +143,7 @@ def train(args: Args, case: Case) -> Outcome:
         final_return=float(last["eval_return"]),
         final_low=float(last["eval_return_low"]),
         final_high=float(last["eval_return_high"]),
-        goal_steps=next((int(row["eval_steps"]) for row in reached), None),
+        goal_steps=result.reached_at or first,
         steps=result.steps,
         versions=result.version,
         pulls=result.pulls,
