@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from clusterenv.data.batch import Batch, Rollout
     from clusterenv.data.tensordict import to_tensordict
     from clusterenv.head.collect.collector import Collector
+    from clusterenv.head.evaluate.evaluator import Evaluator
+    from clusterenv.head.evaluate.result import Evaluation
     from clusterenv.head.fleet.launch import env_spaces
     from clusterenv.head.fleet.restarts import Restarts
     from clusterenv.head.fleet.roster import ShardInfo
@@ -31,6 +33,8 @@ __all__ = [
     "Collector",
     "Divergence",
     "EnvFaults",
+    "Evaluation",
+    "Evaluator",
     "Every",
     "EveryVersion",
     "Never",
@@ -60,6 +64,8 @@ _MODULES = {
     "data.batch": ("Batch", "Rollout"),
     "data.tensordict": ("to_tensordict",),
     "head.collect.collector": ("Collector",),
+    "head.evaluate.result": ("Evaluation",),
+    "head.evaluate.evaluator": ("Evaluator",),
     "head.fleet.launch": ("env_spaces",),
     "head.fleet.restarts": ("Restarts",),
     "head.fleet.roster": ("ShardInfo",),

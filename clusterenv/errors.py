@@ -171,7 +171,7 @@ class ResultsPending(ClusterEnvError, gym_error.AlreadyPendingCallError):
 
 
 class WaitTimeout(ClusterEnvError, multiprocessing.TimeoutError, TimeoutError):
-    """``reset_wait``, ``step_wait`` or ``call_wait`` timed out."""
+    """A ``…_wait`` of an environment, or ``Evaluator.wait``, timed out."""
 
 
 class ClosedError(ClusterEnvError, gym_error.ClosedEnvironmentError):

@@ -97,7 +97,8 @@ class PPOAgent(Policy):
         # No values: the head computes them with its newest critic, of which a worker that
         # lags behind has only an old copy.
         distribution = self.distribution(obs)
-        action = distribution.sample()
+        # The mode is the most probable action, or the mean.
+        action = distribution.mode if context.deterministic else distribution.sample()
         extras = {"log_prob": distribution.log_prob(action)}
         if self.log_std is not None:
             extras["raw_action"] = action

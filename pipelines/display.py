@@ -49,7 +49,8 @@ def line(metrics: Metrics, total: int) -> str:
     return (
         f"{metrics.steps:>11,} steps {metrics.steps / total:4.0%}  "
         f"{metrics.steps_per_second:>7,.0f}/s  return {_score(metrics.mean_return):>8}"
-        f"{_judged(metrics)}{policy}{_trouble(metrics, '  ')}  {_left(metrics, total)}"
+        f"{_judged(metrics)}{_brief(metrics)}{policy}{_trouble(metrics, '  ')}  "
+        f"{_left(metrics, total)}"
     )
 
 
@@ -60,6 +61,7 @@ def facts(metrics: Metrics, total: int) -> list[Fact]:
         ("steps", f"{metrics.steps:,} of {total:,}, {_left(metrics, total)}"),
         ("steps/s", f"{metrics.steps_per_second:,.0f}"),
         ("return", f"{score}, {metrics.episodes:,} episodes"),
+        *_evaluation(metrics),
     ]
     if metrics.version:
         lag = f"{metrics.lag_mean:.2f} behind on average"
@@ -88,6 +90,7 @@ def summary(metrics: Metrics, best: float, files: Iterable[str], go_on: str) -> 
     said = [
         ("steps", took),
         ("return", f"{_score(metrics.mean_return)}{_judged(metrics)}, best {_score(best)}"),
+        *_evaluation(metrics),
         ("policy", f"{metrics.version:,} versions, {_pulls(metrics)}; {_weights(metrics)}"),
     ]
     if metrics.store_rows is not None:
@@ -163,6 +166,23 @@ def _judged(metrics: Metrics) -> str:
     apart = metrics.judged_return
     alike = apart is None or math.isnan(apart) or apart == metrics.mean_return
     return "" if alike else f" (judged {apart:.1f})"
+
+
+def _brief(metrics: Metrics) -> str:
+    evaluated = metrics.eval_return
+    return "" if evaluated is None else f"  eval {_score(evaluated):>7}"
+
+
+def _evaluation(metrics: Metrics) -> list[Fact]:
+    """Return the newest evaluation, if the run is evaluated."""
+    mean, at = metrics.eval_return, metrics.eval_steps
+    low, high = metrics.eval_return_low, metrics.eval_return_high
+    if mean is None or at is None or low is None or high is None:
+        return []
+    if math.isnan(mean):
+        return [("eval", "none yet")]
+    interval = "" if math.isnan(low) else f" (95 %: {_score(low)} to {_score(high)})"
+    return [("eval", f"{_score(mean)}{interval} at {int(at):,} steps")]
 
 
 def _pulls(metrics: Metrics) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ from clusterenv.store import NStep, Prioritized, Ratio, ReplayStore, Uniform
 from pipelines import cli, dashboard, options, ranges
 from pipelines.display import Display, summary
 from pipelines.episodes import BatchStream, Episodes, mean
+from pipelines.evaluation import Evaluations
 from pipelines.learner_args import FREE, LearnerArgs
 from pipelines.metrics import Metrics, collected
 from pipelines.q_networks import QNetwork, stack_of
@@ -233,8 +235,10 @@ class Result:
     weight_bytes: int
     seconds: float
     reached_at: int | None
-    """Steps after which ``stop_at`` was reached."""
+    """Steps after which ``stop_at`` was reached; of the evaluated version, if there is one."""
     out: Path
+    eval_return: float | None = None
+    """Mean of the last evaluation."""
 
     @property
     def dataset(self) -> Path:
@@ -266,11 +270,14 @@ class Training:
         self.policy = arrangement.policy(q, args)
         self.episodes = Episodes(args.num_envs, arrangement.judged(args.num_envs))
         self.metrics = Metrics()
-        if self.session.resumes:
-            saved = self.run.load()
+        saved = self.run.load() if self.session.resumes else {}
+        if saved:
             self.learner.load_state_dict(saved["learner"])
             self.episodes.load_state_dict(saved["episodes"])
             self.metrics = Metrics.read(saved["metrics"])
+        past = self.metrics if self.session.resumes else None
+        self.evaluations = Evaluations(args, arrangement.name, self.session.out, past)
+        self.evaluations.load_state_dict(saved.get("evaluation", {}))
         base = Prioritized(args.alpha, args.beta) if args.prioritized else Uniform()
         self.sampler = NStep(args.n_step, args.gamma, base)
         self.store = ReplayStore(
@@ -289,9 +296,18 @@ class Training:
 
     @property
     def reached(self) -> bool:
-        """Whether the goal is reached."""
+        """Whether the goal is reached: by an evaluation, if there are any."""
+        if self.evaluations.on:
+            return self.evaluations.reached_at is not None
         goal, judged = self.args.stop_at, self.metrics.judged_return
         return goal is not None and judged is not None and judged >= goal
+
+    @property
+    def reached_at(self) -> int | None:
+        """Steps after which the goal was reached."""
+        if self.evaluations.on:
+            return self.evaluations.reached_at
+        return self.steps if self.reached else None
 
     @property
     def over(self) -> bool:
@@ -318,16 +334,20 @@ class Training:
                     part = min(1.0, stream.rows / args.total_steps)
                     base.beta = args.beta + (1 - args.beta) * part
                 if learner.updates % args.publish_every == 0:
-                    self.announce(collector, stream.rows)
+                    version = self.announce(collector, stream.rows)
+                    self.evaluations.update(self.policy, version, stream.rows)
                 if stream.rows >= args.total_steps or interrupt.wanted:
                     break
                 if stream.rows - self.steps >= args.log_every:
                     log()
                     if self.reached:
-                        return
+                        break
                     if self.steps - committed >= args.checkpoint_every:
                         self.commit()
                         committed = self.steps
+            if self.evaluations.on and not interrupt.wanted:
+                version = self.announce(collector, stream.rows)
+                self.evaluations.finish(self.policy, version, stream.rows, self.display)
         except Diverged:
             self.display.say(f"{self.session.out} is as it was at the last commit")
             raise
@@ -344,17 +364,20 @@ class Training:
                 raise
         log()
 
-    def announce(self, collector: clusterenv.Collector, steps: int) -> None:
-        """Publish the network, and what the workers need besides."""
-        collector.publish(self.policy, **self.arrangement.scalars(self.args, steps))
+    def announce(self, collector: clusterenv.Collector, steps: int) -> int:
+        """Publish the network, and what the workers need besides; return the version."""
+        return collector.publish(self.policy, **self.arrangement.scalars(self.args, steps))
 
     def log(self, stats: clusterenv.Stats, past: Metrics, seconds: float) -> None:
         """Write where it stands; ``past`` is where this session began."""
         held = self.store.stats
         steps = held.added_rows
+        if (steps, self.learner.updates) == (self.steps, self.metrics.updates):  # nothing new
+            self._record(dataclasses.replace(self.metrics, **self.evaluations.metrics))
+            return
         scalars = self.arrangement.scalars(self.args, steps)
         learner: dict[str, Any] = {**self.learner.means(), **scalars}
-        self.metrics = Metrics(
+        metrics = Metrics(
             steps=steps,
             seconds=past.seconds + seconds,
             steps_per_second=(steps - past.steps) / seconds,
@@ -368,10 +391,16 @@ class Training:
             updates=self.learner.updates,
             lr=self.learner.lr,
             **learner,
+            **self.evaluations.metrics,
             **collected(past, stats),
         )
-        self.run.log(self.metrics)
-        self.display.show(self.metrics)
+        self._record(metrics)
+
+    def _record(self, metrics: Metrics) -> None:
+        if metrics != self.metrics:
+            self.metrics = metrics
+            self.run.log(metrics)
+            self.display.show(metrics)
 
     def commit(self) -> None:
         """Make rows and learner count together."""
@@ -380,6 +409,7 @@ class Training:
             "learner": self.learner.state_dict(),
             "episodes": self.episodes.state_dict(),
             "metrics": self.metrics.given(),
+            "evaluation": self.evaluations.state_dict(),
             "network": {"hidden": list(args.hidden), "duelling": args.duelling},
         }
         self.session.commit(self.store, state, steps=self.steps, finished=self.over)
@@ -424,6 +454,7 @@ def train(args: LearnerArgs, arrangement: Arrangement = DQN) -> Result:
                     version=training.metrics.version + training.session.resumes,
                     **survival(args),
                 ) as collector,
+                training.evaluations.beside(collector, training.policy, training.steps),
             ):
                 dashboard.say_where(collector, display)
                 interrupt.started()
@@ -433,6 +464,7 @@ def train(args: LearnerArgs, arrangement: Arrangement = DQN) -> Result:
     curve = run.draw(f"{training.title}, --sync {args.sync}")
     files = [
         f"{out}: {run.progress.name}, metrics.jsonl, {run.checkpoint.name}, TensorBoard events",
+        *training.evaluations.said,
         str(curve),
         f"{journal}: clusterenv.open_dataset({str(journal)!r}).to_table()",
     ]
@@ -451,8 +483,9 @@ def train(args: LearnerArgs, arrangement: Arrangement = DQN) -> Result:
         pulls=metrics.pulls,
         weight_bytes=metrics.weight_bytes,
         seconds=metrics.seconds,
-        reached_at=training.steps if training.reached else None,
+        reached_at=training.reached_at,
         out=out,
+        eval_return=metrics.eval_return,
     )
 
 

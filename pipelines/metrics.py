@@ -33,6 +33,12 @@ class Metrics:
     episodes: int = 0  # finished
     mean_return: float = math.nan  # of the last 100 finished episodes
     judged_return: float | None = None  # the same of the environments that decide on the goal
+    # The newest evaluation; NaN before the first
+    eval_return: float | None = None  # mean of its episodes
+    eval_return_low: float | None = None  # lower bound of the mean's 95 % confidence interval
+    eval_return_high: float | None = None  # upper bound
+    eval_length: float | None = None  # mean steps of its episodes
+    eval_steps: float | None = None  # steps at which the evaluated version was published
     # The policy on its way to the workers
     version: int = 0  # the newest
     pulls: int = 0  # of weights, by all shards together

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import math
 import os
@@ -27,6 +28,7 @@ from pipelines import cli, dashboard, options, ranges, run_args
 from pipelines.agents import PPOAgent
 from pipelines.directories import check_kind
 from pipelines.display import Display, summary
+from pipelines.evaluation import Evaluations
 from pipelines.metrics import Metrics, collected
 from pipelines.run import Interrupt, Run
 from pipelines.run_args import RunArgs, survival, sync_rule
@@ -179,8 +181,10 @@ class Result:
     weight_bytes: int
     seconds: float
     reached_at: int | None
-    """Steps after which ``stop_at`` was reached."""
+    """Steps after which ``stop_at`` was reached; of the evaluated version, if there is one."""
     out: Path
+    eval_return: float | None = None
+    """Mean of the last evaluation."""
 
 
 def train(args: Args) -> Result:
@@ -214,6 +218,7 @@ def train(args: Args) -> Result:
     if args.resume:
         past, earlier = restore(saved, parts)
     metrics, returns = past, earlier
+    evaluations = Evaluations(args, "ppo", out, past if args.resume else None)
     reached_at: int | None = None
 
     def save() -> None:
@@ -240,6 +245,7 @@ def train(args: Args) -> Result:
             version=past.version + args.resume,  # and what it had learned since the last version
             **survival(args),
         ) as collector,
+        evaluations.beside(collector, agent, past.steps),
     ):
         dashboard.say_where(collector, display)
         interrupt.started()
@@ -264,6 +270,7 @@ def train(args: Args) -> Result:
                     # Only now: the update needed the statistics that acted.
                     agent.stats.update(rollout["obs"].flatten(0, 1))
                 version = collector.publish(agent)
+                evaluations.update(agent, version, metrics.steps + rows)
 
                 stats, seconds = collector.stats(), time.monotonic() - began
                 steps = metrics.steps + rows
@@ -277,14 +284,24 @@ def train(args: Args) -> Result:
                     mean_return=mean,
                     lr=lr,
                     **losses,
+                    **evaluations.metrics,
                     **collected(past, stats),
                 )
                 run.log(metrics)
                 display.show(metrics)
-                if args.stop_at is not None and len(returns) >= 100 and mean >= args.stop_at:
+                if evaluations.on:
+                    reached_at = evaluations.reached_at
+                elif args.stop_at is not None and len(returns) >= 100 and mean >= args.stop_at:
                     reached_at = steps
                 if done % args.checkpoint_every == 0:
                     save()
+            if evaluations.on and not interrupt.wanted:
+                evaluations.finish(agent, version, metrics.steps, display)
+                reached_at = evaluations.reached_at
+                if evaluations.metrics["eval_steps"] != metrics.eval_steps:
+                    metrics = dataclasses.replace(metrics, **evaluations.metrics)
+                    run.log(metrics)
+                    display.show(metrics)
         except Diverged:
             if run.checkpoint.exists():
                 display.say(
@@ -307,7 +324,7 @@ def train(args: Args) -> Result:
     if metrics.steps >= args.total_steps:
         further["total_steps"] = 2 * args.total_steps
     go_on = options.command("clusterenv train ppo", args, PRESETS, **further)
-    display.sum_up(summary(metrics, run.best, [files, str(curve)], go_on))
+    display.sum_up(summary(metrics, run.best, [files, *evaluations.said, str(curve)], go_on))
     return Result(
         mean_return=metrics.mean_return,
         steps=metrics.steps,
@@ -317,6 +334,7 @@ def train(args: Args) -> Result:
         seconds=metrics.seconds,
         reached_at=reached_at,
         out=out,
+        eval_return=metrics.eval_return,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping
@@ -14,8 +13,8 @@ from typing import Any
 import torch
 
 from clusterenv.errors import ConfigError, Diverged
+from pipelines import checkpoints
 from pipelines.directories import taken
-from pipelines.files import create
 from pipelines.metrics import Metrics
 from pipelines.sinks import CsvFile, JsonLines, Sink, TensorBoard, WandB, read_csv
 
@@ -98,29 +97,9 @@ class Run:
                 raise Diverged(
                     f"the learner's {place} holds NaN and is not saved; what is saved: {last}"
                 )
-        self.out.mkdir(parents=True, exist_ok=True)
         if name is not None:
             self.checkpoint = self.out / name
-        beside = self.checkpoint.with_suffix(".tmp")
-        try:
-            with create(beside) as file:
-                torch.save(dict(state), file)
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(self.checkpoint)
-        except (OSError, RuntimeError) as error:  # torch's writer hides what the disk said
-            beside.unlink(missing_ok=True)
-            cause = error if isinstance(error, OSError) else error.__context__
-            raise (
-                OSError(cause.errno, cause.strerror, str(self.checkpoint))
-                if isinstance(cause, OSError)
-                else error
-            ) from error
-        directory = os.open(self.out, os.O_RDONLY)
-        try:
-            os.fsync(directory)  # the name too is on the disk before anything refers to it
-        finally:
-            os.close(directory)
+        checkpoints.save(self.checkpoint, state)
 
     def open(self, steps: int = 0) -> None:
         """Begin to log at ``steps``; records of a resumed run beyond its checkpoint are dropped."""
@@ -156,14 +135,26 @@ class Run:
         rows = read_csv(self.progress)
         figure = Figure(figsize=(7, 4), layout="constrained")
         axes = figure.subplots()
-        axes.plot(
-            [float(row["steps"]) for row in rows], [float(row["mean_return"]) for row in rows]
-        )
+        steps, returns = ([float(row[name]) for row in rows] for name in ("steps", "mean_return"))
+        axes.plot(steps, returns, label="mean of the last 100 episodes")
         axes.set(title=title, xlabel="steps", ylabel="mean return of the last 100 episodes")
+        if evaluated := _evaluated(rows):
+            at, mean, low, high = zip(*evaluated, strict=True)
+            axes.plot(at, mean, marker=".", label="evaluation, with its 95 % interval")
+            axes.fill_between(at, low, high, alpha=0.2, color=axes.lines[-1].get_color())
+            axes.set_ylabel("return")
+            axes.legend(frameon=False)
         axes.grid(alpha=0.3)
         path = self.out / "curve.png"
         figure.savefig(path, dpi=120)
         return path
+
+
+def _evaluated(rows: list[dict[str, str]]) -> list[tuple[float, ...]]:
+    """Return steps, mean and interval of each evaluation in a ``progress.csv``."""
+    names = ("eval_steps", "eval_return", "eval_return_low", "eval_return_high")
+    found = {tuple(float(row[name]) for name in names) for row in rows if row.get(names[0])}
+    return sorted(found)
 
 
 def _tensors(value: Any, place: str = "") -> Iterator[tuple[str, torch.Tensor]]:

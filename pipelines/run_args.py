@@ -16,6 +16,7 @@ __all__ = ["FREE", "RunArgs", "survival", "sync_rule"]
 FREE = (
     *("total_steps", "stop_at", "shards", "cluster", "threads", "checkpoint_every"),
     *("restarts", "restart_wait", "env_faults", "out", "wandb", "dashboard", "quiet"),
+    *("evaluate_every", "evaluate_episodes"),
 )
 
 
@@ -39,7 +40,9 @@ class RunArgs:
     env_faults: int = 5  # of one environment within 10 minutes; after each it is rebuilt
     seed: int = 1  # environment i gets seed + i
     threads: int = 1  # torch threads at the head; the workers need the other cores
-    stop_at: float | None = None  # stop when the last episodes' mean return reaches this
+    evaluate_every: int | None = None  # steps between evaluations beside training; default: none
+    evaluate_episodes: int = 20  # of each evaluation, without exploration
+    stop_at: float | None = None  # stop at this mean return: evaluated, or of the last episodes
     out: Path | None = None  # run directory; default: one under runs/
     wandb: bool = False  # log to Weights & Biases too; needs clusterenv[wandb]
     dashboard: bool = False  # show each shard on Dask's dashboard, on port 8787 of this machine
@@ -47,7 +50,7 @@ class RunArgs:
 
     def __post_init__(self) -> None:
         counts = ("total_steps", "num_envs", "horizon", "shards", "every", "max_lag", "threads")
-        ranges.check(self, ranges.COUNT, *counts)
+        ranges.check(self, ranges.COUNT, *counts, "evaluate_every", "evaluate_episodes")
         ranges.check(self, ranges.NOT_NEGATIVE, "restarts", "env_faults", "seed")
         ranges.check(self, ranges.LIMIT, "threshold", "restart_wait")
         ranges.check(self, ranges.FINITE, "stop_at")

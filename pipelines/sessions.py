@@ -21,7 +21,7 @@ from pipelines.run import Run
 
 __all__ = ["Session", "arguments", "check_arguments", "run_directory"]
 
-OF_NO_RUN = ("out", "wandb", "dashboard", "quiet")
+OF_NO_RUN = ("out", "wandb", "dashboard", "quiet", "evaluate_every", "evaluate_episodes")
 
 
 class Session:

@@ -51,6 +51,7 @@ class _Lines(ABC):
         with io.TextIOWrapper(create(beside), newline="") as file:
             file.writelines(kept)
         beside.replace(path)
+        self.path = path
         self.first = kept[0] if kept else None
         self.file = path.open("a", newline="", buffering=1)
 
@@ -75,11 +76,31 @@ class CsvFile(_Lines):
         return 0 if steps == "steps" else int(steps)
 
     def write(self, metrics: Metrics) -> None:
-        given, writer = metrics.given(), csv.writer(self.file, lineterminator="\n")
+        given = metrics.given()
         if self._names is None:
             self._names = list(given)
-            writer.writerow(self._names)
-        writer.writerow([_short(given[name]) if name in given else "" for name in self._names])
+            self._writer.writerow(self._names)
+        elif more := [name for name in given if name not in self._names]:
+            self._add_columns(more)
+        row = [_short(name, given[name]) if name in given else "" for name in self._names]
+        self._writer.writerow(row)
+
+    @property
+    def _writer(self) -> Any:
+        return csv.writer(self.file, lineterminator="\n")
+
+    def _add_columns(self, names: list[str]) -> None:
+        """Write the file anew, with columns that are empty so far: a resumed run may log more."""
+        self.file.close()
+        beside = self.path.with_suffix(".tmp")
+        assert self._names is not None
+        with self.path.open(newline="") as old, io.TextIOWrapper(create(beside), newline="") as new:
+            writer = csv.writer(new, lineterminator="\n")
+            for number, row in enumerate(csv.reader(old)):
+                writer.writerow([*row, *(names if not number else [""] * len(names))])
+        beside.replace(self.path)
+        self._names += names
+        self.file = self.path.open("a", newline="", buffering=1)
 
 
 class JsonLines(_Lines):
@@ -110,11 +131,18 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(directory), purge_step=upto + 1 if upto else None)
+        self._evaluated: float | None = None
 
     def write(self, metrics: Metrics) -> None:
         for name, value in metrics.given().items():
-            if name != "steps":
+            if name != "steps" and not name.startswith("eval_"):
                 self._writer.add_scalar(name, value, metrics.steps)
+        at = metrics.eval_steps
+        if at is not None and math.isfinite(at) and at != self._evaluated:  # once, where it belongs
+            for name, value in metrics.given().items():
+                if name.startswith("eval_") and name != "eval_steps":
+                    self._writer.add_scalar(name, value, int(at))
+            self._evaluated = at
 
     def close(self) -> None:
         self._writer.close()
@@ -171,5 +199,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
         return [row for row in csv.DictReader(file) if None not in row.values()]
 
 
-def _short(value: float) -> str:
+def _short(name: str, value: float) -> str:
+    if name.startswith("eval_") and math.isnan(value):
+        return ""  # not evaluated yet
     return f"{value:d}" if isinstance(value, int) else f"{value:.6g}"

@@ -1,4 +1,4 @@
-"""Life cycle of ``ClusterEnv`` and ``Collector``: closed once, by their process, or at exit."""
+"""Life cycle of what runs on a cluster: closed once, by its process, or at exit."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from clusterenv.errors import ClosedError
 if TYPE_CHECKING:
     from distributed import Client
 
+    from clusterenv.head.fleet.fleet import Fleet
+
 __all__ = ["Lifecycle", "open_heads"]
 
 open_heads: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
@@ -21,17 +23,24 @@ open_heads: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
 
 
 class Lifecycle:
-    """Base of ``ClusterEnv`` and ``Collector``, which call :meth:`_opened` at the end of init."""
+    """Base of ``ClusterEnv``, ``Collector`` and ``Evaluator``; they call :meth:`_opened` last."""
 
     closed: bool = False
     _closed_because: str = ""
     """Name of the error that closed it."""
+    _fleet: Fleet
+    """Its shards."""
     _owned_client: Client | None = None
     """Closed with it, and so is the cluster that was started for it."""
 
     def _opened(self) -> None:
         self._guard = ProcessGuard(f"this {type(self).__name__}", "connections")
         open_heads.add(self)
+
+    @property
+    def client(self) -> Client:
+        """Dask's client, to run something else on the same cluster."""
+        return self._fleet.client
 
     def _check_open(self) -> None:
         self._guard.check()

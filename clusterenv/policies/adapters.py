@@ -18,7 +18,7 @@ from torch.distributions import Distribution, Independent, Normal
 from clusterenv.data.checks import check_instance, check_number, check_whole, items_of
 from clusterenv.data.spaces import Layout
 from clusterenv.errors import ConfigError, shown
-from clusterenv.policies.policy import Context, Decision, Policy, masked
+from clusterenv.policies.policy import Context, Decision, Policy, choose, masked
 
 __all__ = ["Categorical", "CleanRL", "EpsilonGreedy", "Gaussian", "PaperAgent", "Random"]
 
@@ -43,7 +43,7 @@ class Categorical(Policy):
     def act(self, obs: Any, context: Context) -> Decision:
         logits, extras = _with_value(self.module(obs))
         policy = self._distribution(masked(logits, context.mask))
-        action = policy.sample()
+        action = choose(policy, context)
         return Decision(action, {"log_prob": policy.log_prob(action), **extras})
 
     def distribution(self, obs: Any, context: Context) -> Distribution:
@@ -102,7 +102,7 @@ class Gaussian(Policy):
 
     def act(self, obs: Any, context: Context) -> Decision:
         policy, extras = self._parts(obs)
-        raw = policy.sample()
+        raw = choose(policy, context)
         action = torch.minimum(torch.maximum(raw, self.low), self.high)
         return Decision(action, {"raw_action": raw, "log_prob": policy.log_prob(raw), **extras})
 
@@ -153,9 +153,12 @@ class EpsilonGreedy(Policy):
 
     def decide(self, values: Tensor, context: Context) -> Decision:
         """Choose actions by their values; those of forbidden actions are ``-inf``."""
-        if values.isnan().any():
+        # An exported policy cannot branch on numbers.
+        if not torch.compiler.is_compiling() and values.isnan().any():
             raise ValueError("the Q network returned NaN")
         best = values.argmax(-1)
+        if context.deterministic:
+            return Decision(best, {"q": values.max(-1).values})
         allowed = torch.isfinite(values).to(values.dtype)
         anything = allowed.multinomial(1).squeeze(-1)
         explore = torch.rand(len(best)) < self._epsilon(context)
@@ -212,6 +215,10 @@ class CleanRL(Policy):
         self._fits = distribution is not None
 
     def act(self, obs: Any, context: Context) -> Decision:
+        if context.deterministic:
+            policy = self.distribution(obs, context)
+            best = choose(policy, context)
+            return Decision(best, {"log_prob": policy.log_prob(best)})
         action, log_prob, _, value = self.agent.get_action_and_value(obs)
         return Decision(action, {"log_prob": log_prob, "value": value.reshape(len(action))})
 
@@ -262,6 +269,10 @@ class PaperAgent(Policy):
         self.agent = agent
 
     def act(self, obs: Any, context: Context) -> Decision:
+        if context.deterministic:
+            policy = self.distribution(obs, context)
+            best = choose(policy, context)
+            return Decision(best, {"log_prob": policy.log_prob(best)})
         action, log_prob, _, value = self.agent(obs)
         return Decision(action, {"log_prob": log_prob, "value": value.reshape(len(action))})
 

@@ -12,6 +12,7 @@ from torch.distributions import Distribution
 
 from clusterenv.data.fragment import Fragment
 from clusterenv.data.spaces import Column
+from clusterenv.errors import ConfigError
 
 __all__ = ["Context", "Decision", "Policy"]
 
@@ -28,6 +29,9 @@ class Context:
     """Recurrent state; empty for a policy that has none."""
     mask: Tensor | None = None
     """Which actions are allowed; ``None`` if the environments have no masks."""
+    deterministic: bool = False
+    """Whether to choose the best action instead of exploring, as :class:`clusterenv.Evaluator`
+    asks: the most probable one, the mean, epsilon 0. A policy that ignores it acts as always."""
 
 
 class Decision(NamedTuple):
@@ -72,7 +76,7 @@ class Policy(nn.Module):
         obs
             A tensor, or for Dict and Tuple spaces a dictionary or tuple of tensors.
         context
-            Env indices, scalars, recurrent state and action mask.
+            Env indices, scalars, recurrent state, action mask, and whether to explore.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define act(obs, context)")
 
@@ -101,6 +105,27 @@ class Policy(nn.Module):
     def initial_state(self, n: int) -> dict[str, Tensor]:
         """Return the recurrent state of ``n`` environments at the start of an episode."""
         return {}
+
+
+def choose(distribution: Distribution, context: Context) -> Tensor:
+    """Sample actions from a distribution, or take its mode if the context is deterministic.
+
+    Examples
+    --------
+    >>> coin = torch.distributions.Categorical(logits=torch.tensor([[0.0, 1.0]]))
+    >>> choose(coin, Context(torch.arange(1), deterministic=True))
+    tensor([1])
+    """
+    if not context.deterministic:
+        return distribution.sample()
+    try:
+        return distribution.mode
+    except NotImplementedError:
+        raise ConfigError(
+            f"{type(distribution).__name__} has no mode, so that its best action is not known: "
+            "return a distribution that has one, write act() for context.deterministic, or "
+            "evaluate with sampled actions: Evaluator(…, deterministic=False)"
+        ) from None
 
 
 def masked(logits: Tensor, mask: Tensor | None) -> Tensor:

@@ -17,7 +17,7 @@ from clusterenv.data.fragment import Fragment
 from clusterenv.data.spaces import Layout
 from clusterenv.errors import ConfigError
 from clusterenv.policies.policy import Policy
-from clusterenv.simulation.decisions import annotate
+from clusterenv.simulation import decisions
 from clusterenv.simulation.engines.base import Engine, Slot
 from clusterenv.simulation.engines.gymnasium import GymnasiumEngine
 from clusterenv.simulation.env_faults import EnvFaults, Rebuilder
@@ -42,6 +42,7 @@ class EnvLoop:
     that cannot rebuild a single environment, a fault of an environment is raised. The policy draws
     from ``rng``, or without it from the random numbers of the process. Text in observations
     becomes a column of strings (``"keep"``), is left out (``"drop"``) or raises (``"refuse"``).
+    A ``deterministic`` policy does not explore. Without ``annotate`` its annotations are left out.
     """
 
     def __init__(
@@ -54,6 +55,9 @@ class EnvLoop:
         faults: EnvFaults | None = None,
         rng: PolicyRNG | None = None,
         text: str = "refuse",
+        *,
+        deterministic: bool = False,
+        annotate: bool = True,
     ) -> None:
         about = engine.description
         check_spaces(about.observation_space, about.action_space, text)
@@ -65,10 +69,10 @@ class EnvLoop:
         layout = Layout(about.observation_space)
         texts = [leaf.name("obs") for leaf in layout.leaves if leaf.is_text]
         self._dropped = texts if text == "drop" else []
-        self._annotates = type(policy).annotate is not Policy.annotate
+        self._annotates = annotate and type(policy).annotate is not Policy.annotate
         self._spare: list[Block] = []
         envs = np.arange(first, first + engine.num_envs, dtype=np.int32)
-        self._runner = PolicyRunner(policy, about, envs, rng)
+        self._runner = PolicyRunner(policy, about, envs, rng, deterministic=deterministic)
         if self._runner.checks_actions:
             engine.skip_action_checks()
         check = None
@@ -120,7 +124,7 @@ class EnvLoop:
                 del fragment.columns[name], fragment.tail[name]
             if self._annotates:
                 with self._runner.rng:
-                    annotate(fragment, self._runner.policy)
+                    decisions.annotate(fragment, self._runner.policy)
         return fragment
 
     def recycle(self, fragment: Fragment) -> None:

@@ -42,7 +42,7 @@ class PolicyRunner:
 
     Methods run under ``torch.inference_mode()``, which the caller enters. ``rng`` is entered
     around every call of the policy, so that it draws its own random numbers. ``reserved`` are
-    names that the policy's extras cannot have.
+    names that the policy's extras cannot have. A ``deterministic`` policy does not explore.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class PolicyRunner:
         envs: npt.NDArray[np.int32],
         rng: AbstractContextManager[None] | None = None,
         reserved: Collection[str] = RESERVED_COLUMNS,
+        deterministic: bool = False,
     ) -> None:
         self.policy = policy
         self.rng = rng or nullcontext()
@@ -59,6 +60,7 @@ class PolicyRunner:
         """Global indices of the environments."""
         self.location = Location(envs.tolist())
         self._acting = Acting(0, {})
+        self._deterministic = deterministic
         self._layout = Layout(description.observation_space)
         self.masks_in_obs = ("action_mask",) in [leaf.path for leaf in self._layout.leaves]
         """Whether observations hold the action masks."""
@@ -84,7 +86,7 @@ class PolicyRunner:
     @acting.setter
     def acting(self, acting: Acting) -> None:
         if acting.scalars is not self._acting.scalars:
-            self._context = Context(self._env_tensor, acting.scalars, self.state)
+            self._context = self._make_context(acting.scalars, self.state)
         self._acting = acting
 
     def act(
@@ -106,7 +108,7 @@ class PolicyRunner:
             if finished is not None:
                 mask = _allow_if_finished(mask, finished)
             self._action_check.check_mask(mask, location)
-            context = Context(self._env_tensor, context.scalars, self.state, mask)
+            context = self._make_context(context.scalars, self.state, mask)
         try:
             with self.rng:
                 decision = policy.act(nested, context)
@@ -180,7 +182,15 @@ class PolicyRunner:
 
     def _set_state(self, state: dict[str, Tensor]) -> None:
         self.state = state
-        self._context = Context(self._env_tensor, self._acting.scalars, state)
+        self._context = self._make_context(self._acting.scalars, state)
+
+    def _make_context(
+        self,
+        scalars: Mapping[str, float],
+        state: Mapping[str, Tensor],
+        mask: Tensor | None = None,
+    ) -> Context:
+        return Context(self._env_tensor, scalars, state, mask, self._deterministic)
 
 
 def _allow_if_finished(mask: Tensor, finished: Bools) -> Tensor:

@@ -86,7 +86,7 @@ def test_a_checkpoint_that_finds_no_room_leaves_nothing_half_written(
         path.symlink_to("/dev/full")
         return path.open("wb")
 
-    monkeypatch.setattr("pipelines.run.create", create)
+    monkeypatch.setattr("pipelines.checkpoints.create", create)
     with pytest.raises(OSError, match=r"No space left.*checkpoint\.pt"):
         run.save({"weights": torch.zeros(100_000)})
     assert run.load() == {"steps": 1}

@@ -95,8 +95,11 @@ def _derived(kind: type[EnvError], raised: type[BaseException]) -> type[EnvError
     return kind
 
 
-def env_error(handle: ShardHandle, failure: Failure) -> Exception:
-    """Return the exception that a failure on a worker becomes at the head."""
+def env_error(handle: ShardHandle | str, failure: Failure) -> Exception:
+    """Return the exception that a failure on a worker becomes at the head.
+
+    ``handle`` names the environments: those of a shard, or others.
+    """
     cause: BaseException | None = None
     if failure.error is not None:
         with contextlib.suppress(Exception):  # its class may not exist here

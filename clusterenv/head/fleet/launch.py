@@ -23,9 +23,20 @@ from clusterenv.head.fleet.fleet import Fleet
 from clusterenv.head.fleet.placement import split
 from clusterenv.simulation.engines import ENGINES, build
 from clusterenv.simulation.engines.base import Recipe
+from clusterenv.worker.evaluation import EvaluationActor, EvaluationSpec
 from clusterenv.worker.specs import StreamSpec
 
-__all__ = ["StreamSpec", "check_counts", "check_shards", "env_spaces", "make_recipe", "open_fleet"]
+__all__ = [
+    "EvaluationActor",
+    "EvaluationSpec",
+    "StreamSpec",
+    "check_counts",
+    "check_shards",
+    "env_spaces",
+    "make_recipe",
+    "open_fleet",
+    "pickled_recipe",
+]
 
 _MOST_ENVS = 2**20
 _MOST_SHARDS = 2**16
@@ -58,13 +69,7 @@ def open_fleet(
 ) -> tuple[Fleet, Client | None]:
     """Connect and place the shards; also return the client if the caller must close it."""
     config.check()
-    try:
-        pickled = cloudpickle.dumps(recipe)
-    except Exception as error:
-        raise ConfigError(
-            f"the environment cannot be sent to a worker: {error}. Pass an id, or a function "
-            "that makes everything it needs itself: make_vec(lambda: MyEnv(size=5), 8)"
-        ) from error
+    pickled = pickled_recipe(recipe)
     # A cluster that is started for these shards gets a process for each.
     options: dict[str, Any] = {}
     if starts_cluster(cluster):
@@ -86,6 +91,17 @@ def open_fleet(
         if owned is not None:
             owned.close()
         raise
+
+
+def pickled_recipe(recipe: Recipe) -> bytes:
+    """Pickle how the environments are made, or raise ``ConfigError``."""
+    try:
+        return cloudpickle.dumps(recipe)  # type: ignore[no-any-return]
+    except Exception as error:
+        raise ConfigError(
+            f"the environment cannot be sent to a worker: {error}. Pass an id, or a function "
+            "that makes everything it needs itself: make_vec(lambda: MyEnv(size=5), 8)"
+        ) from error
 
 
 def make_recipe(

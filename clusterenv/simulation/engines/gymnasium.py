@@ -82,7 +82,8 @@ class GymnasiumEngine:
         )
 
     def skip_action_checks(self) -> None:
-        self._prechecked = [skip_action_checks(env) for env in self._envs]
+        if not self._prechecked:
+            self._prechecked = [skip_action_checks(env) for env in self._envs]
 
     def reset(
         self,

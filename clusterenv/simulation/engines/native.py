@@ -71,7 +71,7 @@ class NativeEngine:
         self._nest_action = Layout(env.single_action_space).nest
 
     def skip_action_checks(self) -> None:
-        self._prechecked = skip_action_checks(self._env)
+        self._prechecked = self._prechecked or skip_action_checks(self._env)
 
     def reset(
         self,

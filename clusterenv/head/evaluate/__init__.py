@@ -1,0 +1,1 @@
+"""``Evaluator``: episodes of published versions, beside training."""

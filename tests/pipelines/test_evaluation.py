@@ -1,0 +1,163 @@
+"""Evaluation beside training: metrics, the best version, the goal, and unchanged learning."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from distributed import Client
+from small_runs import small
+
+from clusterenv.errors import ConfigError
+from pipelines import apex, dqn, ppo
+from pipelines.metrics import Metrics
+from pipelines.sinks import CsvFile, TensorBoard
+
+EVALUATED = ("eval_return", "eval_return_low", "eval_return_high", "eval_length", "eval_steps")
+
+
+@pytest.fixture
+def cluster(client: Client, leaves_nothing: None) -> str:
+    """The shared workers' scheduler."""
+    return str(client.scheduler.address)
+
+
+def short(out: Path, cluster: str, **changes: Any) -> ppo.Args:
+    """Some updates of 8 × 32 rows."""
+    settings = {"num_envs": 8, "horizon": 32, "shards": 2, "epochs": 2, "quiet": True}
+    settings |= {"anneal": False, "total_steps": 6 * 256, "cluster": cluster}
+    return ppo.preset("CartPole-v1", **{**settings, "out": out, **changes})
+
+
+def progress(out: Path) -> list[dict[str, str]]:
+    with (out / "progress.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_learning_is_the_same_with_and_without_evaluation(tmp_path: Path, cluster: str) -> None:
+    plain = ppo.train(short(tmp_path / "plain", cluster))
+    judged = ppo.train(short(tmp_path / "judged", cluster, evaluate_every=256, evaluate_episodes=4))
+    assert plain.eval_return is None
+    assert judged.eval_return is not None
+    same = ("steps", "policy_loss", "value_loss", "entropy", "kl", "mean_return")
+    with_, without = (
+        {row["steps"]: [row[name] for name in same] for row in progress(tmp_path / name)}
+        for name in ("judged", "plain")
+    )
+    assert with_ == without
+
+
+def test_a_run_logs_its_evaluations_and_keeps_the_best(tmp_path: Path, cluster: str) -> None:
+    args = short(tmp_path, cluster, evaluate_every=512, evaluate_episodes=4)
+    result = ppo.train(args)
+    rows = progress(tmp_path)
+    assert set(EVALUATED) <= set(rows[0])
+    assert rows[0]["eval_return"] == ""  # none yet
+    assert rows[-1]["eval_steps"] == "1536"  # the last weights are evaluated at the end
+    assert float(rows[-1]["eval_return"]) == pytest.approx(result.eval_return, rel=1e-4)
+    assert float(rows[-1]["eval_return_low"]) <= float(rows[-1]["eval_return"])
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert records[0]["eval_return"] is None
+    assert records[-1]["eval_length"] == records[-1]["eval_return"]  # as CartPole has it
+    best = torch.load(tmp_path / "best.pt", weights_only=True)
+    returns = {float(row["eval_return"]) for row in rows if row["eval_return"]}
+    assert best["return"] == pytest.approx(max(returns), rel=1e-4)
+    assert best["kind"] == "ppo"
+    assert best["steps"] in {int(row["eval_steps"]) for row in rows if row["eval_steps"]}
+    weights = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["agent"]
+    assert best["policy"].keys() == weights.keys()
+
+    # A resumed run keeps the best, and may be evaluated otherwise, or not at all.
+    kept = {**best, "return": 9999.0}
+    torch.save(kept, tmp_path / "best.pt")
+    ppo.train(short(tmp_path, cluster, total_steps=7 * 256, resume=True))
+    assert progress(tmp_path)[-1]["eval_return"] == ""
+    again = {"evaluate_every": 256, "evaluate_episodes": 3, "resume": True}
+    ppo.train(short(tmp_path, cluster, total_steps=8 * 256, **again))
+    assert torch.load(tmp_path / "best.pt", weights_only=True)["return"] == 9999.0
+    assert progress(tmp_path)[-1]["eval_steps"] == "2048"
+
+
+def test_a_run_that_is_resumed_may_begin_to_be_evaluated(tmp_path: Path, cluster: str) -> None:
+    ppo.train(short(tmp_path, cluster, total_steps=256))
+    assert not (tmp_path / "best.pt").exists()
+    args = short(tmp_path, cluster, total_steps=512, resume=True, evaluate_every=256)
+    ppo.train(args)
+    rows = progress(tmp_path)
+    assert rows[0]["eval_steps"] == ""
+    assert rows[-1]["eval_steps"] == "512"
+
+
+def test_an_evaluation_decides_on_the_goal(tmp_path: Path, cluster: str) -> None:
+    args = short(
+        tmp_path, cluster, total_steps=10**6, evaluate_every=256, evaluate_episodes=2, stop_at=1.0
+    )
+    result = ppo.train(args)
+    assert result.reached_at is not None
+    assert result.reached_at <= result.steps < 10**5
+    assert result.reached_at % 256 == 0
+
+
+@pytest.mark.parametrize(("train", "preset"), [(dqn.train, None), (apex.train, apex.preset)])
+def test_learners_with_a_store_are_evaluated_too(
+    tmp_path: Path, cluster: str, train: Any, preset: Any
+) -> None:
+    options: dict[str, Any] = {"cluster": cluster, "evaluate_every": 256, "evaluate_episodes": 3}
+    if preset is None:
+        args: Any = small(tmp_path, stop_at=1.0, **options)
+    else:
+        sizes = {"total_steps": 512, "num_envs": 4, "horizon": 8, "shards": 2, "min_rows": 128}
+        sizes |= {"log_every": 128, "batch": 16, "hidden": (16,), "out": tmp_path, "quiet": True}
+        args = preset("CartPole-v1", **sizes, **options)
+    result = train(args)
+    last = progress(tmp_path)[-1]
+    assert float(last["eval_return"]) == pytest.approx(result.eval_return, rel=1e-4)
+    assert torch.load(tmp_path / "best.pt", weights_only=True)["version"] > 0
+    if preset is None:
+        assert result.reached_at is not None
+        assert result.reached_at <= result.steps
+        again = train(args)  # it is finished
+        assert (again.steps, again.reached_at) == (result.steps, result.reached_at)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"evaluate_episodes": 0}, "--evaluate-episodes must be 1 or more, got 0"),
+        ({"evaluate_every": 0}, "--evaluate-every must be 1 or more, got 0"),
+    ],
+)
+def test_no_episodes_are_refused(changes: dict[str, Any], message: str) -> None:
+    for preset in (ppo.preset, dqn.preset, apex.preset):
+        with pytest.raises(ConfigError, match=message):
+            preset("CartPole-v1", **changes)
+
+
+def test_columns_that_come_later_are_empty_before(tmp_path: Path) -> None:
+    path = tmp_path / "progress.csv"
+    sink = CsvFile(path, None)
+    sink.write(Metrics(steps=1, mean_return=2.0))
+    sink.write(Metrics(steps=2, mean_return=3.0, eval_return=math.nan, eval_steps=math.nan))
+    sink.write(Metrics(steps=3, mean_return=4.0, eval_return=7.5, eval_steps=2))
+    sink.close()
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["eval_return"] for row in rows] == ["", "", "7.5"]
+    assert [row["mean_return"] for row in rows] == ["2", "3", "4"]
+
+
+def test_tensorboard_shows_an_evaluation_once_at_its_own_steps(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    sink = TensorBoard(tmp_path, None)
+    for steps, at in ((10, math.nan), (20, 12), (30, 12), (40, 31)):
+        sink.write(Metrics(steps=steps, eval_return=float(at), eval_steps=at))
+    sink.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    found = [(event.step, event.value) for event in events.Scalars("eval_return")]
+    assert found == [(12, 12.0), (31, 31.0)]
