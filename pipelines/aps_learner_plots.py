@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
 from pipelines.aps_arms import Arm
 from pipelines.aps_defaults import Outcome, cases
@@ -25,14 +26,14 @@ Curve = list[tuple[float, float]]
 
 
 def held(curve: Curve, steps: float) -> float:
-    """Return the newest value at some steps; the first before it, the last after a run's end.
+    """Return the newest value at some steps; after a run's end, its last.
 
     Examples
     --------
     >>> held([(10, 1.0), (20, 2.0)], 15), held([(10, 1.0), (20, 2.0)], 99)
     (1.0, 2.0)
     """
-    return curve[max(0, bisect.bisect_right([at for at, _ in curve], steps) - 1)][1]
+    return curve[bisect.bisect_right([at for at, _ in curve], steps) - 1][1]
 
 
 def read(out: Path, run: Outcome) -> Curve:
@@ -58,13 +59,17 @@ def draw(out: Path, outcomes: Sequence[Outcome]) -> None:
                 axes.axhline(GOALS[env], color="0.8", linewidth=0.8, zorder=0)
                 axes.grid(alpha=0.3)
             above.xaxis.set_major_formatter(lambda x, _: f"{x / 1000:,.0f}k")
+            below.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            below.xaxis.set_major_formatter("{x:g}")
+            below.xaxis.set_minor_locator(NullLocator())
             for arm, runs in groups.items():
                 if not runs:
                     continue
                 look = style(arm, list(groups))
                 curves = [read(out, run) for run in runs]
-                end = max(run.steps for run in runs)
-                grid = [end * (point + 1) / POINTS for point in range(POINTS)]
+                first = max(curve[0][0] for curve in curves)
+                width = max(run.steps for run in runs) - first
+                grid = [first + width * point / POINTS for point in range(POINTS + 1)]
                 values = [[held(curve, at) for curve in curves] for at in grid]
                 (shown[arm],) = above.plot(grid, [fmean(each) for each in values], **look)
                 low, high = [min(each) for each in values], [max(each) for each in values]
