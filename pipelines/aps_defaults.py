@@ -136,10 +136,12 @@ def table(outcomes: Sequence[Outcome]) -> str:
     """Return a Markdown table with a row per arm: means over the seeds, ± standard deviations."""
     lines = [
         "| environment | learner | arm | seeds | greedy return | reached | steps to the goal "
-        "| seconds | pulls | weight MB | pulls saved |",
-        "|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "| seconds | pulls | pulls saved | weight MB | bytes ÷ every-version |",
+        "|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for (env, learner), groups in cases(outcomes).items():
+        base = groups.get(EVERY_VERSION)
+        whole = fmean(run.weight_bytes for run in base) if base else 0.0
         for arm, runs in groups.items():
             if not runs:
                 continue
@@ -151,8 +153,9 @@ def table(outcomes: Sequence[Outcome]) -> str:
                 _mean([goal_steps(run) for run in runs], 0),
                 _mean([run.seconds for run in runs], 0),
                 _mean([run.pulls for run in runs], 0),
-                _mean([run.weight_bytes / 1e6 for run in runs], 2),
                 f"{sum(run.pulls_saved for run in runs) / possible:.0%}" if possible else "–",
+                _mean([run.weight_bytes / 1e6 for run in runs], 2),
+                f"{fmean(run.weight_bytes for run in runs) / whole:.3f}" if whole else "–",
             ]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -43,6 +43,7 @@ __all__ = ["Args", "Arrangement", "Learner", "Result", "preset", "targets", "tra
 class Args(LearnerArgs):
     """Arguments; :func:`preset` returns tuned ones for some environments."""
 
+    threshold: float = 0.1  # with --sync divergence: pull above this divergence
     epsilon_start: float = 1.0  # probability of a random action at first
     epsilon_end: float = 0.01  # and from --epsilon-steps on
     epsilon_steps: int = 20_000  # steps in which it comes down, linearly

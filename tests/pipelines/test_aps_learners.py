@@ -95,9 +95,9 @@ def test_the_table_counts_only_seeds_that_all_arms_have() -> None:
     rows = table([*EVERY, *runs("divergence-0.05", [480, 490], [400, None])]).splitlines()[2:]
     assert rows == [
         "| CartPole-v1 | dqn | every-version | 2 | 495.0 ± 7.1 | 2 | 400 ± 0 | 10 ± 0 | 100 ± 0 "
-        "| 1.00 ± 0.00 | 0% |",
+        "| 0% | 1.00 ± 0.00 | 1.000 |",
         "| CartPole-v1 | dqn | divergence-0.05 | 2 | 485.0 ± 7.1 | 1 | 700 ± 424 | 10 ± 0 | 10 ± 0 "
-        "| 0.10 ± 0.00 | 90% |",
+        "| 90% | 0.10 ± 0.00 | 0.100 |",
     ]
 
 
