@@ -23,7 +23,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 	@touch .venv/installed $@
 
 demo: .venv/installed  ## PPO, then DQN, on CartPole on an embedded cluster until solved; plots, a dataset
-	$(BIN)/python -m pipelines.ppo --env CartPole-v1 --sync divergence --threshold 0.01 --stop-at 475
+	$(BIN)/python -m pipelines.ppo --env CartPole-v1 --stop-at 475
 	$(BIN)/python -m pipelines.dqn --env CartPole-v1 --stop-at 475
 
 quickstart: .venv/installed  ## collect from CartPole and LunarLander, step by step

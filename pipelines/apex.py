@@ -43,9 +43,15 @@ class Args(LearnerArgs):
         ranges.check(self, ranges.NOT_NEGATIVE, "ladder_power")
 
 
+# fmt: off
 PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {"lr": 2e-3, "anneal": True, "tau": 0.02, "rows_per_update": 4},
+    "LunarLander-v3": {  # DQN's, with this file's exploration and priorities
+        "total_steps": 1_000_000, "lr": 5e-4, "anneal": True, "hidden": (256, 256),
+        "capacity": 300_000, "min_rows": 5_000, "log_every": 5_000, "checkpoint_every": 50_000,
+    },
 }
+# fmt: on
 
 
 def preset(env: str, **changes: Any) -> Args:

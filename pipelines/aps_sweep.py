@@ -7,21 +7,19 @@ without counting it, so an interrupted run of ``never`` starts over.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
 import math
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from clusterenv.errors import ClusterEnvError, ConfigError
-from pipelines import options, ppo
+from pipelines import options, ppo, records
 from pipelines.aps_arms import (
     CURVE,
     SETTINGS,
@@ -36,33 +34,11 @@ from pipelines.aps_arms import (
 )
 from pipelines.aps_plots import draw
 from pipelines.directories import check_kind, taken
-from pipelines.files import create
 from pipelines.sinks import read_csv
 
 __all__ = ["sweep"]
 
 # Files
-
-
-def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows to a temporary file, then rename it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".tmp")
-    with io.TextIOWrapper(create(beside), newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    beside.replace(path)
-
-
-def read_outcomes(out: Path) -> list[Outcome]:
-    """Return the outcomes in ``summary.csv``."""
-    casts: dict[Any, Callable[[str], object]] = {"str": str, "int": int, "float": float}
-    casts["float | None"] = lambda text: float(text) if text else None
-    columns = {field.name: casts[field.type] for field in dataclasses.fields(Outcome)}
-    rows = read_csv(out / "summary.csv")
-    parsed = [{name: cast(row[name]) for name, cast in columns.items()} for row in rows]
-    return [Outcome(**row) for row in parsed]  # type: ignore[arg-type]
 
 
 def read_curves(out: Path, outcomes: Sequence[Outcome]) -> dict[str, list[dict[str, float]]]:
@@ -124,7 +100,7 @@ def train(args: Args, arm: Arm, seed: int) -> Outcome:
     if result.steps < args.total_steps:
         raise KeyboardInterrupt(f"stopped in {result.out}; the same command goes on from there")
     rows = read_csv(result.out / "progress.csv")
-    write(
+    records.write(
         args.out / "curves" / f"{arm.name}-{seed}.csv",
         [{name: row[name] for name in CURVE} for row in rows],
     )
@@ -161,7 +137,7 @@ def sweep(args: Args) -> Verdict:
     for arm in chosen:
         plan(args, arm, 0)  # refuses what cannot work before anything is written
     args = settle(args)
-    outcomes = read_outcomes(args.out)
+    outcomes = records.read(args.out / "summary.csv", Outcome)
     finished = {(outcome.arm, outcome.seed) for outcome in outcomes}
     # Seed by seed: a sweep that was stopped has something of every arm.
     runs = [(arm, seed) for seed in args.seeds for arm in chosen]
@@ -176,7 +152,9 @@ def sweep(args: Args) -> Verdict:
             flush=True,
         )
         outcomes.append(train(args, arm, seed))
-        write(args.out / "summary.csv", [dataclasses.asdict(outcome) for outcome in outcomes])
+        records.write(
+            args.out / "summary.csv", [dataclasses.asdict(outcome) for outcome in outcomes]
+        )
     if not outcomes:
         raise ConfigError(f"{args.out} has no finished run; run some: --seeds 100 200 300")
 

@@ -52,7 +52,7 @@ def check_kind(out: Path, kind: str) -> None:
     out
         The directory; it need not exist.
     kind
-        The command: ``ppo``, ``dqn``, ``apex``, ``collect`` or ``aps_sweep``.
+        The command: ``ppo``, ``dqn``, ``apex``, ``collect``, ``aps_sweep`` or ``aps_learners``.
 
     Raises
     ------

@@ -87,12 +87,11 @@ def summary(metrics: Metrics, best: float, files: Iterable[str], go_on: str) -> 
         The command that continues from here.
     """
     took = f"{metrics.steps:,} in {duration(metrics.seconds)}, {metrics.steps_per_second:,.0f}/s"
-    weights = size(metrics.weight_bytes)
     said = [
         ("steps", took),
         ("return", f"{_score(metrics.mean_return)}{_judged(metrics)}, best {_score(best)}"),
         *_evaluation(metrics),
-        ("policy", f"{metrics.version:,} versions, {_pulls(metrics)}, {weights} sent"),
+        ("policy", f"{metrics.version:,} versions, {_pulls(metrics)}; {_weights(metrics)}"),
     ]
     if metrics.store_rows is not None:
         said.append(("store", _store(metrics)))
@@ -190,6 +189,14 @@ def _pulls(metrics: Metrics) -> str:
     possible = metrics.pulls + metrics.pulls_saved
     saved = f", {metrics.pulls_saved / possible:.0%} saved" if possible else ""
     return f"{metrics.pulls:,} pulls{saved}"
+
+
+def _weights(metrics: Metrics) -> str:
+    """Return the weight bytes sent, and saved: as many pulls of their mean size."""
+    sent = f"{size(metrics.weight_bytes)} of weights sent"
+    if not (metrics.pulls and metrics.pulls_saved):
+        return sent
+    return f"{sent}, {size(metrics.weight_bytes / metrics.pulls * metrics.pulls_saved)} saved"
 
 
 def _store(metrics: Metrics) -> str:

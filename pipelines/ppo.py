@@ -1,6 +1,6 @@
 """Train by proximal policy optimisation, with the policy on the workers.
 
-``python -m pipelines.ppo --env LunarLander-v3 --sync divergence --threshold 0.05``
+``python -m pipelines.ppo --env LunarLander-v3``
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class RunArgs:
     shards: int | None = None  # worker processes; one per core if not given
     cluster: str | None = None  # scheduler address, file or jobqueue name; else this machine
     engine: str = "auto"  # what steps the environments
-    sync: Literal["every-version", "every", "divergence", "never"] = "every-version"  # when to pull
+    sync: Literal["every-version", "every", "divergence", "never"] = "divergence"  # when to pull
     threshold: float = 0.01  # with --sync divergence: pull above this divergence
     every: int = 4  # with --sync every: pull when this many versions behind
     max_lag: int | None = None  # with --sync divergence: pull when more versions behind

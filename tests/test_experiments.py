@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import aps_arms, aps_sweep, curves
+from pipelines import aps_arms, aps_learners, aps_sweep, curves
 
 EXPERIMENTS = Path(__file__).parents[1] / "docs" / "experiments"
 PAGE = " ".join((EXPERIMENTS / "README.md").read_text().replace("\n> ", "\n").split())
@@ -50,3 +50,25 @@ def test_the_sweep_says_what_the_page_says(
         assert " ".join(verdict.text.split()) in PAGE
     for plot in re.findall(rf"\({name}/(\w+\.png)\)", PAGE):
         assert (tmp_path / name / plot).stat().st_size > 10_000
+
+
+def test_the_comparison_of_learners_says_what_the_page_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``--plot-only`` judges and draws again; the defaults are those that the rule names."""
+    out = tmp_path / "aps-learners"
+    shutil.copytree(
+        EXPERIMENTS / out.name, out, ignore=shutil.ignore_patterns("*.png", "runs", "*.tmp")
+    )
+    verdicts = aps_learners.sweep(aps_learners.Args(out=out, plot_only=True))
+    said = rows(capsys.readouterr().out)
+    assert len(said) > 12
+    for row in said:
+        assert row in PAGE
+    for learner, verdict in verdicts.items():
+        assert " ".join(verdict.text.split()) in PAGE
+        default = aps_learners.LEARNERS[learner].Args()
+        pulls = default.threshold if default.sync == "divergence" else None
+        assert pulls == verdict.default
+    for plot in re.findall(rf"\({out.name}/(\S+\.png)\)", PAGE):
+        assert (out / plot).stat().st_size > 10_000

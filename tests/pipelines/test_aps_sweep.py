@@ -9,10 +9,10 @@ import pytest
 from distributed import Client
 
 from clusterenv.errors import ConfigError
-from pipelines import ppo
+from pipelines import ppo, records
 from pipelines.aps_arms import Args, Arm, Outcome, arms, judge, table
 from pipelines.aps_plots import spread, together
-from pipelines.aps_sweep import plan, read_outcomes, sweep
+from pipelines.aps_sweep import plan, sweep
 
 PLOTS = ("return.png", "pulls.png", "throughput.png", "bytes.png")
 
@@ -183,7 +183,7 @@ def test_a_sweep_writes_its_results_and_a_second_call_changes_nothing(
     tmp_path: Path, cluster: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = sweep(tiny(tmp_path, cluster))
-    outcomes = read_outcomes(tmp_path)
+    outcomes = records.read(tmp_path / "summary.csv", Outcome)
     assert [(o.arm, o.threshold, o.seed) for o in outcomes] == [
         ("every-version", None, 1),
         ("divergence-0.05", 0.05, 1),
@@ -214,9 +214,9 @@ def test_a_run_cut_in_the_middle_is_finished_by_the_next_call(tmp_path: Path, cl
     args = tiny(tmp_path, cluster, only=("every-version",), total_steps=1024)
     planned = plan(args, Arm("every-version"), 1)
     cut = ppo.train(dataclasses.replace(planned, total_steps=512, quiet=True))
-    assert (cut.steps, read_outcomes(tmp_path)) == (512, [])
+    assert (cut.steps, records.read(tmp_path / "summary.csv", Outcome)) == (512, [])
     sweep(args)
-    (finished,) = read_outcomes(tmp_path)
+    (finished,) = records.read(tmp_path / "summary.csv", Outcome)
     assert finished.steps == 1024
     assert finished.seconds > cut.seconds
     assert finished.pulls > cut.pulls

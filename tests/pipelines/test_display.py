@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import math
 import os
@@ -73,6 +74,16 @@ def test_the_summary_ends_with_the_command_that_goes_on() -> None:
         ("", "runs/a/curve.png"),
         ("go on", "clusterenv train ppo"),
     ]
+
+
+def test_the_summary_tells_what_was_saved_in_pulls_and_in_bytes() -> None:
+    def policy(**sent: int) -> str:
+        return dict(summary(dataclasses.replace(HALF, **sent), 30.0, [], "…"))["policy"]
+
+    saved = "4 versions, 2 pulls, 75% saved; 8.0 kB of weights sent, 24.0 kB saved"
+    assert policy(weight_bytes=8_000) == saved
+    assert policy(weight_bytes=8_000, pulls_saved=0).endswith("0% saved; 8.0 kB of weights sent")
+    assert policy(pulls=0).endswith("0 pulls, 100% saved; 0 B of weights sent")
 
 
 def test_files_get_a_line_now_and_then_and_the_last_one(

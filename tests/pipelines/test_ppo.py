@@ -50,7 +50,8 @@ def progress(out: Path) -> list[dict[str, str]]:
 
 def test_a_run_writes_its_progress_and_can_be_resumed(tmp_path: Path, cluster: str) -> None:
     out = tmp_path / "run"
-    first = train(short(out, 3 * 256, cluster=cluster))
+    every: dict[str, Any] = {"cluster": cluster, "sync": "every-version"}  # each version is pulled
+    first = train(short(out, 3 * 256, **every))
     assert (first.steps, first.out, first.reached_at) == (768, out, None)
     rows = progress(out)
     assert {"steps", "kl", "entropy", "value_loss", "lag_mean"} <= set(rows[0])
@@ -68,7 +69,7 @@ def test_a_run_writes_its_progress_and_can_be_resumed(tmp_path: Path, cluster: s
     with (out / "progress.csv").open("a") as file:
         file.write(",".join(["1024"] + ["0"] * (len(rows[0]) - 1)) + "\n1280,")
 
-    second = train(short(out, 5 * 256, resume=True, cluster=cluster))
+    second = train(short(out, 5 * 256, resume=True, **every))
     assert second.steps == 1280
     assert second.version > first.version
     assert second.pulls > first.pulls
