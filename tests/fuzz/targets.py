@@ -120,6 +120,15 @@ TARGETS = (
     # Shards come and go after the call: the next is made on another collector.
     Target("collector.scale", {"shards": "2"}, form="({}, collector.close())", weight=0.5),
     Target("collector.close", {"timeout": "5"}, weight=0.2),
+    Target(
+        "clusterenv.follow", {"client": "client", "run": "collector.name"}, form="next({}, None)"
+    ),
+    Target(
+        "clusterenv.Evaluator",
+        {"env": "'CartPole-v1'", "policy": "policy", "cluster": "client"},
+        form="{}.close()",
+        never=_STARTS,
+    ),
     # Rules
     Target("clusterenv.Every", {"n": "4"}, form="{}.should_pull(3, 0.1)"),
     Target("clusterenv.Divergence", {"threshold": "0.1"}, form="{}.should_pull(3, 0.1)"),
@@ -184,7 +193,17 @@ TARGETS = (
 LEFT_OUT = {
     "ClusterEnv",  # made by make_vec
     # Returned by other calls:
-    *("Batch", "Stats", "Rollout", "RolloutStats", "ReplayStats", "ShardInfo", "Snapshot"),
+    *(
+        "Announcement",
+        "Evaluation",
+        "Batch",
+        "Stats",
+        "Rollout",
+        "RolloutStats",
+        "ReplayStats",
+        "ShardInfo",
+        "Snapshot",
+    ),
     # For subclasses, or given to them:
     *("Policy", "Context", "Decision", "Fragment", "Sampler", "Draw"),
 }

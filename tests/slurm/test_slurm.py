@@ -181,6 +181,7 @@ def test_ppo_learns_across_nodes_from_a_cluster_file(
 ) -> None:
     out = tmp_path / "ppo"
     args = ppo.preset("CartPole-v1", total_steps=1024, num_envs=8, horizon=64, shards=2, epochs=1)
+    args = dataclasses.replace(args, sync="every-version")  # so that weights travel
     result = ppo.train(dataclasses.replace(args, cluster=file, out=out, quiet=True))
     assert result.steps == 1024
     assert result.pulls > 0

@@ -21,6 +21,7 @@ from distributed import Client
 
 import clusterenv
 from clusterenv import Batch, Restarts, errors
+from clusterenv.head.fleet.fleet import await_taken
 from clusterenv.head.fleet.placement import Share
 from clusterenv.head.fleet.roster import ShardRecord
 from clusterenv.transport.messages import MessageKind
@@ -71,8 +72,8 @@ def test_a_worker_that_left_is_not_waited_for(client: Client, leaves_nothing: No
     with collecting(client) as collector:
         fleet = collector._fleet
         handle = fleet._submit(ShardRecord(2, Share(4, 2)), "tls://127.0.0.1:1")
-        with pytest.raises(errors.WorkerLost, match="left before it took shard 2"):
-            fleet._await_taken(handle, timeout=60)
+        with pytest.raises(errors.WorkerLost, match="left before it took clusterenv-shard"):
+            await_taken(client, handle.future, handle.worker, timeout=60)
         handle.future.cancel()
 
 
