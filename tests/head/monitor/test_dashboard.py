@@ -98,6 +98,11 @@ def test_a_page_draws_what_is_new_and_begins_anew_for_another_collector() -> Non
     page.update()
     assert page._source.data["seconds"] == [2.0]
     assert "Env-2" in page._headline.text
+    events.begin(3)  # publishes versions alone, as step(policy) does
+    second.append((6.0, told(3.0, [9])))
+    page.update()
+    assert "Env-2" in page._headline.text
+    assert page._source.data["seconds"] == [2.0, 3.0]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from distributed import Client
 
 import clusterenv
 from clusterenv.errors import ConfigError
-from clusterenv.head.monitor.runs import RUNS, RunEntry, register, running
+from clusterenv.head.monitor.runs import RUNS, RunEntry, is_connected, register, running
 
 
 def collecting(client: Client, **options: Any) -> clusterenv.Collector:
@@ -59,6 +59,12 @@ def test_a_head_that_was_killed_leaves_its_name_free(client: Client) -> None:
     assert wait_until(lambda: "killed" not in [entry.run for entry in running(client)])
     register(client, "killed", 12, "B")
     client.log_event(RUNS, {"number": 12, "state": "ended"})
+
+
+def test_a_head_stays_connected_after_so_many_events_that_its_beginning_is_forgotten() -> None:
+    graphs = 1000 * [(0.0, {"action": "update-graph"})]
+    assert is_connected(graphs)
+    assert not is_connected([*graphs[1:], (1.0, {"action": "remove-client"})])
 
 
 @pytest.mark.parametrize("name", ["", 7, "a\nb", 201 * "x", 51 * "🙂"])
