@@ -30,7 +30,6 @@ from step import Still, stepping, streaming, tanh_policy
 
 import clusterenv
 from pipelines import ppo
-from pipelines.agents import PPOAgent
 
 Burst = Callable[[float], dict[str, float]]
 STEPS: dict[str, tuple[Any, Callable[..., float]]] = {
@@ -73,10 +72,10 @@ def bursts_of(name: str) -> Iterator[Burst]:
 @contextlib.contextmanager
 def learning() -> Iterator[Burst]:
     """Give a function that trains PPO on CartPole in lock-step: rollout, update, publish."""
-    args = ppo.preset("CartPole-v1")
+    args = ppo.PPO.preset("CartPole-v1")
     torch.manual_seed(1)
-    agent = PPOAgent(*clusterenv.env_spaces(args.env), args.hidden, args.normalize_obs)
-    optimizer = torch.optim.Adam(agent.parameters(), args.lr, eps=1e-5, fused=True)
+    learner = ppo.PPO(args, *clusterenv.env_spaces(args.env))
+    agent = learner.policy
     store = clusterenv.RolloutStore()
     with clusterenv.Collector(
         args.env, agent, num_envs=args.num_envs, horizon=args.horizon, shards=2, seed=1
@@ -89,8 +88,7 @@ def learning() -> Iterator[Burst]:
                 for batch in collector.rollout():
                     store.add(batch, newest_version=collector.stats().version)
                 rows += store.rows
-                rollout = store.take()
-                ppo.update(agent, optimizer, rollout, rollout["reward"], args)
+                learner.learn(store.take(), 0.0)
                 collector.publish(agent)
             used, used_by_head = cpu_seconds() - cpu, time.process_time() - head
             return {"rate": rows / spent, "cpu": used / rows, "head": used_by_head / rows}

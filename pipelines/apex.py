@@ -10,7 +10,7 @@ often to measure the network.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,27 +20,22 @@ import torch
 from torch import Tensor, nn
 
 from clusterenv.policies import Context, Decision, EpsilonGreedy, Fragment
-from pipelines import cli, dqn, options, ranges
-from pipelines.dqn import Arrangement, Result
-from pipelines.learner_args import LearnerArgs
+from pipelines.dqn import DQN, QArgs
+from pipelines.experiment import main
+from pipelines.experiment.checks import Count, Inside, NotNegative
 
-__all__ = ["APEX", "Args", "Explorers", "ladder", "preset", "td_errors", "train"]
+__all__ = ["Apex", "Args", "Explorers", "ladder", "td_errors"]
 
 
 @dataclass(frozen=True)
-class Args(LearnerArgs):
-    """Arguments; :func:`preset` returns tuned ones for some environments."""
+class Args(QArgs):
+    """Options; ``Apex.preset`` returns tuned ones for some environments."""
 
-    num_envs: int = 16  # environments, all shards together
-    n_step: int = 3  # steps of a return before it is bootstrapped
+    num_envs: Count = 16  # environments, summed over all shards
+    n_step: Count = 3  # steps of a return before it is bootstrapped
     prioritized: bool = True  # sample in proportion to the errors
-    ladder_base: float = 0.4  # epsilon of the first environment
-    ladder_power: float = 7.0  # the last explores with base to the power of 1 + this
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        ranges.check(self, ranges.INSIDE, "ladder_base")
-        ranges.check(self, ranges.NOT_NEGATIVE, "ladder_power")
+    ladder_base: Inside = 0.4  # epsilon of the first environment
+    ladder_power: NotNegative = 7.0  # the last explores with base to the power of 1 + this
 
 
 # fmt: off
@@ -52,11 +47,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 # fmt: on
-
-
-def preset(env: str, **changes: Any) -> Args:
-    """Return the arguments tuned for an environment, with ``changes``."""
-    return Args(**{"env": env, **PRESETS.get(env, {}), **changes})
 
 
 def ladder(num_envs: int, base: float = 0.4, power: float = 7.0) -> list[float]:
@@ -142,36 +132,24 @@ def td_errors(
     return errors
 
 
-def explorers(q: nn.Module, args: Args) -> Explorers:
-    """Return the policy for all environments."""
-    epsilon = ladder(args.num_envs, args.ladder_base, args.ladder_power)
-    return Explorers(q, epsilon, args.n_step, args.gamma, args.temperature)
+class Apex(DQN):
+    """Ape-X: DQN's learner with explorers that differ."""
 
+    name, title, args_type, presets = "apex", "Ape-X", Args, PRESETS
 
-def least_exploring(num_envs: int) -> range:
-    """Return the quarter of the environments with the smallest epsilon."""
-    return range(num_envs - max(1, num_envs // 4), num_envs)
+    def explore(self) -> Explorers:
+        args = self.args
+        assert isinstance(args, Args)
+        epsilon = ladder(args.num_envs, args.ladder_base, args.ladder_power)
+        return Explorers(self.q, epsilon, args.n_step, args.gamma, args.temperature)
 
+    def scalars(self, steps: int) -> dict[str, float]:
+        return {}  # each environment keeps its epsilon
 
-def no_scalars(_args: Args, _steps: int) -> dict[str, float]:
-    """Return no scalars: each environment keeps its epsilon."""
-    return {}
-
-
-APEX = Arrangement("apex", "Ape-X", explorers, no_scalars, least_exploring, PRESETS)
-
-
-def train(args: Args) -> Result:
-    """Train with :func:`pipelines.dqn.train` and Ape-X's exploration."""
-    return dqn.train(args, APEX)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Read the command line and train."""
-    train(
-        options.read(Args, argv, presets=PRESETS, description=__doc__, prog="clusterenv train apex")
-    )
+    def judged(self) -> range:
+        """Return the quarter of the environments with the smallest epsilon."""
+        return range(self.args.num_envs - max(1, self.args.num_envs // 4), self.args.num_envs)
 
 
 if __name__ == "__main__":
-    cli.run_module("apex", main)
+    main(Apex)

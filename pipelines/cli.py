@@ -12,13 +12,23 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-__all__ = ["COMMANDS", "main", "run_module"]
+from pipelines import learners
+
+__all__ = ["commands", "main"]
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
-TRAINING = ("bokeh", "matplotlib", "rich", "tensorboard", "tyro")  # packages of the extra train
+TRAINING = (
+    "bokeh",
+    "matplotlib",
+    "pydantic",
+    "rich",
+    "tensorboard",
+    "tyro",
+)  # packages of the extra train
 DOCTORS = ("--cluster", "--env", "--workers", "--timeout")
 
 
@@ -27,45 +37,31 @@ class Command(NamedTuple):
 
     about: str
     run: Callable[[Sequence[str]], int | None]
-    options: str = ""
-    """Module whose ``Args`` has the options."""
+    options: Callable[[], type[Any]] | None = None
+    """Returns the dataclass of its options."""
 
 
-def _pipeline(name: str) -> Callable[[Sequence[str]], None]:
-    def run(words: Sequence[str]) -> None:
-        importlib.import_module(f"pipelines.{name}").main(words)
+def _tool(about: str, name: str) -> Command:
+    def module() -> Any:
+        return importlib.import_module(f"pipelines.tools.{name}")
 
-    return run
+    return Command(about, lambda words: module().main(words), lambda: module().Args)
+
+
+def _learner(name: str, entry: EntryPoint) -> Command:
+    def train(words: Sequence[str]) -> None:
+        from pipelines import experiment
+
+        experiment.train(learners.load(name), words)
+
+    about = learners.ABOUT.get(name, f"train by {entry.value}")
+    return Command(about, train, lambda: learners.load(name).args_type)
 
 
 def _doctor(words: Sequence[str]) -> int:
     from clusterenv import doctor
 
     return doctor.main(words)
-
-
-def _inspect(words: Sequence[str]) -> None:
-    from pipelines import inspection, options
-
-    words = ["--run", *words] if words and not words[0].startswith("-") else words
-    args = options.read(
-        inspection.Args, words, description=inspection.__doc__, prog="clusterenv inspect"
-    )
-    for name, value in inspection.describe(args.run):
-        print(f"{name:>13}  {value}")
-
-
-def _plot(words: Sequence[str]) -> None:
-    from pipelines import options, plot
-
-    args = options.read(plot.Args, words, description=plot.__doc__, prog="clusterenv plot")
-    print(plot.draw(args.runs, args.out))
-
-
-def _watch(words: Sequence[str]) -> None:
-    from pipelines import options, watch
-
-    watch.watch(options.read(watch.Args, words, description=watch.__doc__, prog="clusterenv watch"))
 
 
 def _bench(words: Sequence[str]) -> int:
@@ -84,19 +80,22 @@ def _bench(words: Sequence[str]) -> int:
     return subprocess.run([sys.executable, str(script), *words[1:]]).returncode
 
 
-COMMANDS = {
-    "train ppo": Command("train by PPO, the policy on the workers", _pipeline("ppo"), "ppo"),
-    "train dqn": Command("train by double DQN from a replay store", _pipeline("dqn"), "dqn"),
-    "train apex": Command("train by Ape-X, an epsilon per environment", _pipeline("apex"), "apex"),
-    "evaluate": Command("evaluate the policy of a run", _pipeline("evaluate"), "evaluate"),
-    "export": Command("write the policy of a run as .pt2 or .onnx", _pipeline("export"), "export"),
-    "collect": Command("collect a dataset without a learner", _pipeline("collect"), "collect"),
+TOOLS = {
+    "evaluate": _tool("evaluate the policy of a run", "evaluate"),
+    "export": _tool("write the policy of a run as .pt2 or .onnx", "export"),
+    "collect": _tool("collect a dataset without a learner", "collect"),
     "doctor": Command("check a cluster, and say what to change", _doctor),
-    "inspect": Command("summarise a run or a store", _inspect, "inspection"),
-    "plot": Command("plot several runs in one figure", _plot, "plot"),
-    "watch": Command("follow the versions of a run from anywhere", _watch, "watch"),
+    "inspect": _tool("summarise a run or a store", "inspection"),
+    "plot": _tool("plot several runs in one figure", "plot"),
+    "watch": _tool("follow the versions of a run from anywhere", "watch"),
     "bench": Command("run a benchmark: step, collect or replay", _bench),
 }
+
+
+def commands() -> dict[str, Command]:
+    """Return all commands: a ``train`` for each learner, also those of other packages."""
+    found = learners.learners().items()
+    return {f"train {name}": _learner(name, entry) for name, entry in found} | TOOLS
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -116,12 +115,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[0] == "completion":
         print(completion())
         return DONE
-    name = next((name for name in COMMANDS if name.split() == words[: len(name.split())]), None)
+    known = commands()
+    name = next((name for name in known if name.split() == words[: len(name.split())]), None)
     if name is None:
         print(f"clusterenv: {_unknown(words)}", file=sys.stderr)
         return USAGE
     try:
-        return COMMANDS[name].run(words[len(name.split()) :]) or DONE
+        return known[name].run(words[len(name.split()) :]) or DONE
     except Exception as error:
         said, code = _told(error)
         if not said:
@@ -133,19 +133,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         print(f"clusterenv {name}: {str(error) or 'interrupted'}", file=sys.stderr)
         return INTERRUPTED
-
-
-def run_module(name: str, run: Callable[[], None]) -> None:
-    """Run ``python -m pipelines.…``; print errors and interruptions as one line."""
-    from clusterenv.errors import ClusterEnvError
-
-    try:
-        run()
-    except ClusterEnvError as error:
-        sys.exit(f"{name}: {error}")
-    except KeyboardInterrupt as error:
-        print(f"{name}: {str(error) or 'interrupted'}", file=sys.stderr)
-        sys.exit(INTERRUPTED)
 
 
 def _told(error: Exception) -> tuple[str, int]:
@@ -167,13 +154,12 @@ def _told(error: Exception) -> tuple[str, int]:
 
 def completion() -> str:
     """Return a script that completes commands and options in bash: ``source`` it."""
-    firsts = sorted({name.split()[0] for name in COMMANDS})
-    cases = [f'    train) words="{" ".join(n.split()[1] for n in COMMANDS if " " in n)}" ;;']
-    for name, command in COMMANDS.items():
-        if command.options:
-            fields = dataclasses.fields(
-                importlib.import_module(f"pipelines.{command.options}").Args
-            )
+    known = commands()
+    firsts = sorted({name.split()[0] for name in known})
+    cases = [f'    train) words="{" ".join(n.split()[1] for n in known if " " in n)}" ;;']
+    for name, command in known.items():
+        if command.options is not None:
+            fields = dataclasses.fields(command.options())
             named = [field for field in fields if "Positional" not in str(field.type)]
             names = [field.name.replace("_", "-") for field in named]
             flags = " ".join(f"--{name}" for name in (*names, "options"))
@@ -196,7 +182,7 @@ def completion() -> str:
 
 def _help() -> str:
     lines = ["usage: clusterenv COMMAND [OPTIONS]", ""]
-    lines += [f"  {name:<12} {command.about}" for name, command in COMMANDS.items()]
+    lines += [f"  {name:<12} {command.about}" for name, command in commands().items()]
     lines += [
         f"  {'completion':<12} print a script that completes commands in bash",
         "",
@@ -209,9 +195,10 @@ def _help() -> str:
 
 
 def _unknown(words: Sequence[str]) -> str:
-    said = words[0] if words[0] in COMMANDS else " ".join(words[:2])
-    close = difflib.get_close_matches(said, COMMANDS, n=1)
-    close = close or difflib.get_close_matches(words[0], COMMANDS, n=1)
+    known = commands()
+    said = words[0] if words[0] in known else " ".join(words[:2])
+    close = difflib.get_close_matches(said, known, n=1)
+    close = close or difflib.get_close_matches(words[0], known, n=1)
     hint = f"did you mean 'clusterenv {close[0]}'?" if close else "clusterenv --help lists them"
     return f"{said!r} is no command; {hint}"
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import aps_arms, aps_learners, aps_sweep, curves
+from pipelines import learners
+from pipelines.studies import aps_arms, aps_learners, aps_sweep, curves
 
 EXPERIMENTS = Path(__file__).parents[1] / "docs" / "experiments"
 PAGE = " ".join((EXPERIMENTS / "README.md").read_text().replace("\n> ", "\n").split())
@@ -67,7 +68,7 @@ def test_the_comparison_of_learners_says_what_the_page_says(
         assert row in PAGE
     for learner, verdict in verdicts.items():
         assert " ".join(verdict.text.split()) in PAGE
-        default = aps_learners.LEARNERS[learner].Args()
+        default = learners.load(learner).args_type()
         pulls = default.threshold if default.sync == "divergence" else None
         if pulls != verdict.default:  # a departure from the rule must be told
             assert f"{learner.upper()}'s default is {pulls}, not the {verdict.default}" in PAGE

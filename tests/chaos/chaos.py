@@ -32,7 +32,8 @@ from checks import Account, check_rows
 
 import clusterenv
 from clusterenv.head.lifecycle import open_heads
-from pipelines import dqn
+from pipelines import experiment
+from pipelines.dqn import DQN, Args
 
 FAULTS = ("kill", "stop", "hang", "hold", "raise")
 DEADLINES = {"clusterenv.timeout.silence": "4s", "clusterenv.timeout.step": "3s"}
@@ -182,7 +183,7 @@ def run(out: Path, seconds: float, seed: int = 0, measure: float = 5.0) -> Repor
         clusterenv.connect("local", n_workers=2, set_as_default=False, security=False) as client,
     ):
         injector = Injector(client.cluster, orders, seconds, seed, measure)
-        args = dqn.Args(
+        args = Args(
             env="chaotic:Chaotic-v0",
             total_steps=10**9,
             horizon=16,
@@ -199,7 +200,7 @@ def run(out: Path, seconds: float, seed: int = 0, measure: float = 5.0) -> Repor
             quiet=True,
         )
         injector.start()
-        dqn.train(args)
+        experiment.run(DQN, args)
         injector.join()
     report = injector.report
     if report.problem is not None:

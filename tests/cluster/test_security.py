@@ -20,6 +20,8 @@ import torch
 from distributed import Client
 from distributed.security import Security
 from gymnasium.vector import AutoresetMode
+from pipelines.experiment.saved_policies import load_policy
+from pipelines.run import Run
 
 import clusterenv
 from clusterenv.cluster.security import choose_security, in_files
@@ -31,8 +33,6 @@ from clusterenv.transport.endpoint import connect
 from clusterenv.transport.messages import MessageKind, ResetRequest
 from clusterenv.worker.actor import Shard
 from clusterenv.worker.specs import ShardSpec
-from pipelines.run import Run
-from pipelines.saved_policies import load_policy
 
 
 def certificate_of(security: Security) -> ssl.SSLContext:

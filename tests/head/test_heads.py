@@ -17,7 +17,8 @@ from distributed import Client
 
 import clusterenv
 from clusterenv import errors
-from pipelines import dqn
+from pipelines.dqn import DQN
+from pipelines.experiment import run
 
 TESTS = str(Path(__file__).parents[1])
 
@@ -69,14 +70,14 @@ def test_a_lost_scheduler_ends_a_run_with_all_rows_saved(
 
     watch = Watch()
     watch.start()
-    args = dqn.preset(
+    args = DQN.preset(
         "CartPole-v1", cluster=file, shards=2, out=out, quiet=True, total_steps=10_000_000
     )
     with (
         dask.config.set({"clusterenv.timeout.scheduler": "3s", "clusterenv.watch": "500ms"}),
         pytest.raises((errors.SchedulerLost, errors.WorkerLost), match="scheduler"),
     ):
-        dqn.train(args)
+        run(DQN, args)
     watch.join()
     rows = clusterenv.open_dataset(out / "replay").count_rows()
     assert rows > 0

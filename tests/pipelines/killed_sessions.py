@@ -17,27 +17,29 @@ import torch
 from batches import Fleet
 
 from clusterenv.store import Prioritized, ReplayStore, open_snapshot
-from pipelines.directories import note_of
-from pipelines.sessions import Session
+from pipelines.experiment.directories import note_of
+from pipelines.experiment.run_directory import RunDirectory
 
 
 @dataclass(frozen=True)
 class Args:
     out: Path
-    wandb: bool = False
+    fresh: bool = False
 
 
 def session(out: Path) -> None:
     """Go on from the last commit, and commit batch after batch until killed."""
-    session = Session(Args(out), "dqn", "none", ())
-    store = ReplayStore(500, sampler=Prioritized(), journal=session.journal)
-    before = session.run.load()["rows"] if session.resumes else 0
+    directory = RunDirectory(Args(out), "dqn", ())
+    directory.begin()
+    store = ReplayStore(500, sampler=Prioritized(), journal=directory.journal)
+    before = directory.load()["rows"] if directory.resumes else 0
     assert store.stats.added_rows == before
     fleet = Fleet(seed=before)
     while True:
         store.add(fleet.next()[0])
         rows = store.stats.added_rows
-        session.commit(store, {"rows": rows, "weights": torch.full((64, 64), rows)}, steps=rows)
+        state = {"rows": rows, "weights": torch.full((64, 64), rows)}
+        directory.commit(state, store, steps=rows, finished=False)
 
 
 def main(out: Path, rounds: int) -> None:
@@ -55,8 +57,8 @@ def main(out: Path, rounds: int) -> None:
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
-        note = note_of(out / "replay")
-        if note is None:
+        note = note_of(out) or {}
+        if "learner" not in note:
             continue
         learner = torch.load(out / note["learner"], weights_only=True)
         assert learner["rows"] == note["steps"] == open_snapshot(out / "replay").end >= last

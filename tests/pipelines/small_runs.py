@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 import clusterenv
-from pipelines.dqn import Args, preset
+from pipelines.dqn import DQN, Args
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,7 +29,7 @@ def small(out: Path | None, **changes: object) -> Args:
         "epsilon_steps": 500,
         "quiet": True,
     }
-    return preset("CartPole-v1", **{**settings, "out": out, **changes})
+    return DQN.preset("CartPole-v1", **{**settings, "out": out, **changes})
 
 
 def check_rows(dataset: Path) -> int:

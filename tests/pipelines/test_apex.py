@@ -6,6 +6,7 @@ import csv
 import math
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -16,7 +17,10 @@ import clusterenv
 from clusterenv.data.fragment import Fragment
 from clusterenv.policies import Context
 from clusterenv.store import Prioritized, ReplayStore
-from pipelines.apex import APEX, Args, Explorers, ladder, least_exploring, preset, train
+from pipelines.apex import Apex, Args, Explorers, ladder
+from pipelines.experiment import run
+
+BOX = gym.spaces.Box(-1, 1, (4,), np.float32)
 
 
 class Values(nn.Module):
@@ -32,9 +36,11 @@ def test_every_environment_has_its_epsilon() -> None:
     assert found[0] == pytest.approx(0.4)
     assert found[-1] == pytest.approx(0.4**8)
     assert ladder(1) == [0.4]
-    assert list(least_exploring(8)) == [6, 7]
-    assert list(least_exploring(3)) == [2]
-    assert APEX.scalars(Args(), 5) == {}  # nothing scales the ladder
+    for num_envs, judged in ((8, [6, 7]), (3, [2])):
+        learner = Apex(Args(num_envs=num_envs), BOX, gym.spaces.Discrete(2))
+        assert list(learner.judged()) == judged
+        assert learner.policy.epsilon.tolist() == pytest.approx(ladder(num_envs))
+        assert learner.scalars(5) == {}  # nothing scales the ladder
 
 
 def explorers(n_step: int = 1, gamma: float = 0.5) -> Explorers:
@@ -125,7 +131,7 @@ def test_priorities_from_the_workers_are_those_the_head_would_compute(cluster: s
 
 
 def test_a_run_reports_all_and_the_least_exploring(tmp_path: Path, cluster: str) -> None:
-    args = preset(
+    args = Apex.preset(
         "CartPole-v1",
         total_steps=4_000,
         num_envs=8,
@@ -140,7 +146,7 @@ def test_a_run_reports_all_and_the_least_exploring(tmp_path: Path, cluster: str)
         quiet=True,
         cluster=cluster,
     )
-    result = train(args)
+    result = run(Apex, args)
     assert result.steps >= 4_000
     with (tmp_path / "progress.csv").open() as file:
         rows = list(csv.DictReader(file))

@@ -9,9 +9,9 @@ import pytest
 from distributed import Client
 
 from clusterenv.errors import ConfigError
-from pipelines import records
-from pipelines.aps_defaults import Outcome, judge, table
-from pipelines.aps_learners import Args, cases, plan, sweep
+from pipelines.studies import records
+from pipelines.studies.aps_defaults import Outcome, judge, table
+from pipelines.studies.aps_learners import Args, cases, plan, sweep
 
 
 def runs(

@@ -9,10 +9,12 @@ import pytest
 from distributed import Client
 
 from clusterenv.errors import ConfigError
-from pipelines import ppo, records
-from pipelines.aps_arms import Args, Arm, Outcome, arms, judge, table
-from pipelines.aps_plots import spread, together
-from pipelines.aps_sweep import plan, sweep
+from pipelines.experiment import run
+from pipelines.ppo import PPO
+from pipelines.studies import records
+from pipelines.studies.aps_arms import Args, Arm, Outcome, arms, judge, table
+from pipelines.studies.aps_plots import spread, together
+from pipelines.studies.aps_sweep import plan, sweep
 
 PLOTS = ("return.png", "pulls.png", "throughput.png", "bytes.png")
 
@@ -76,18 +78,7 @@ def test_an_arm_decides_how_its_runs_pull(tmp_path: Path) -> None:
     assert planned["divergence-0.2"].threshold == 0.2
     assert (planned["every-16"].sync, planned["every-16"].every) == ("every", 16)
     assert planned["never"].out == tmp_path / "runs" / "never-7"
-    assert {(p.seed, p.num_envs * p.horizon, p.resume) for p in planned.values()} == {
-        (7, 2048, False)
-    }
-
-
-def test_a_cut_run_goes_on_unless_that_would_hand_never_a_newer_version(tmp_path: Path) -> None:
-    for name in ("never", "divergence-0.2"):
-        run = tmp_path / "runs" / f"{name}-7"
-        run.mkdir(parents=True)
-        (run / "checkpoint.pt").touch()
-    assert plan(Args(out=tmp_path), Arm("divergence", 0.2), 7).resume
-    assert not plan(Args(out=tmp_path), Arm("never"), 7).resume
+    assert {(p.seed, p.num_envs * p.horizon) for p in planned.values()} == {(7, 2048)}
 
 
 def test_a_threshold_that_keeps_the_return_with_few_bytes_is_named() -> None:
@@ -210,16 +201,20 @@ def test_a_sweep_writes_its_results_and_a_second_call_changes_nothing(
         sweep(tiny(tmp_path, cluster, total_steps=4096))
 
 
-def test_a_run_cut_in_the_middle_is_finished_by_the_next_call(tmp_path: Path, cluster: str) -> None:
-    args = tiny(tmp_path, cluster, only=("every-version",), total_steps=1024)
-    planned = plan(args, Arm("every-version"), 1)
-    cut = ppo.train(dataclasses.replace(planned, total_steps=512, quiet=True))
+@pytest.mark.parametrize("rule", ["every-version", "never"])
+def test_a_run_cut_in_the_middle_is_finished_by_the_next_call(
+    tmp_path: Path, cluster: str, rule: str
+) -> None:
+    """It goes on from there, unless that would hand ``never`` a newer version."""
+    args = tiny(tmp_path, cluster, only=(rule,), total_steps=1024)
+    planned = dataclasses.replace(plan(args, Arm(rule), 1), quiet=True)
+    cut = run(PPO, dataclasses.replace(planned, total_steps=512))
     assert (cut.steps, records.read(tmp_path / "summary.csv", Outcome)) == (512, [])
     sweep(args)
     (finished,) = records.read(tmp_path / "summary.csv", Outcome)
     assert finished.steps == 1024
-    assert finished.seconds > cut.seconds
-    assert finished.pulls > cut.pulls
+    # A run that goes on publishes what it had learned since the last version.
+    assert finished.versions == (4 if rule == "never" else 5)
 
 
 @pytest.mark.parametrize(

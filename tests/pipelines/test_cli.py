@@ -12,15 +12,17 @@ from distributed import Client
 
 from clusterenv.errors import ConfigError
 from clusterenv.store import Journal
-from pipelines import cli, options, plot
-from pipelines.collect import Args as CollectArgs
-from pipelines.dqn import PRESETS, Args, preset
+from pipelines import cli
+from pipelines.dqn import DQN, PRESETS, Args
+from pipelines.experiment import options
+from pipelines.tools import plot
+from pipelines.tools.collect import Args as CollectArgs
 
 
 def test_help_lists_every_command_and_its_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     shown = capsys.readouterr().out
-    assert all(name in shown for name in cli.COMMANDS)
+    assert all(name in shown for name in cli.commands())
     assert cli.main([]) == 2
 
 
@@ -169,14 +171,14 @@ def test_every_run_of_a_plot_has_a_name_of_its_own(runs: list[str], names: list[
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("lr: fast", "'fast' is not a number"),
-        ("total_steps: 1.5", "1.5 is not an integer"),
-        ("total_steps: many", "'many' is not an integer"),
-        ("duelling: 3", "3 is not true or false"),
-        ("sync: sometimes", "'sometimes' is not one of every-version"),
-        ("hidden: [64, wide]", "is not a list, each an integer"),
-        ("out: 7", "7 is not a path"),
-        ("env: 7", "7 is not text"),
+        ("lr: fast", "--lr must be a number, got fast: --lr 0.001"),
+        ("total_steps: 1.5", "--total-steps must be a whole number, got 1.5"),
+        ("total_steps: many", "must be a whole number, got many"),
+        ("duelling: 3", "must be true or false, got 3"),
+        ("sync: sometimes", "must be 'every-version', .*got sometimes: --sync divergence"),
+        ("hidden: [64, wide]", "must be a whole number, got 64 wide: --hidden 128 128"),
+        ("out: 7", "must be a path, got 7"),
+        ("env: 7", "must be text, got 7: --env CartPole-v1"),
     ],
 )
 def test_a_wrong_value_in_a_file_is_named(line: str, said: str, tmp_path: Path) -> None:
@@ -213,13 +215,13 @@ complete_words clusterenv train dqn --env CartPole-v1 --rows-
 def test_the_command_that_goes_on_gives_the_same_options(monkeypatch: pytest.MonkeyPatch) -> None:
     beside = Path(sys.executable).parent
     monkeypatch.setenv("PATH", str(beside))
-    args = preset(
+    args = DQN.preset(
         "LunarLander-v3", seed=3, hidden=(32, 16), anneal=False, out=Path("runs/a b"), stop_at=200.0
     )
     said = options.command("clusterenv train dqn", args, PRESETS, total_steps=7)
     assert said == (
-        "clusterenv train dqn --env LunarLander-v3 --total-steps 7 --seed 3 --stop-at 200.0 "
-        "--out 'runs/a b' --no-anneal --hidden 32 16"
+        "clusterenv train dqn --env LunarLander-v3 --total-steps 7 --seed 3 --no-anneal "
+        "--hidden 32 16 --stop-at 200.0 --out 'runs/a b'"
     )
     words = shlex.split(said)[3:]
     again = options.read(Args, words, presets=PRESETS)
@@ -240,7 +242,9 @@ def test_a_full_disk_is_told_without_a_traceback(
         path.symlink_to("/dev/full")
         return path.open("wb")
 
-    monkeypatch.setattr("pipelines.sinks.create", create)  # where the logs of a run begin
+    monkeypatch.setattr(
+        "pipelines.experiment.sinks.create", create
+    )  # where the logs of a run begin
     words = ["train", "ppo", "--env", "CartPole-v1", "--total-steps", "512", "--out", str(tmp_path)]
     address = str(client.scheduler.address)
     assert cli.main([*words, "--shards", "1", "--num-envs", "4", "--cluster", address]) == 1
@@ -266,7 +270,8 @@ def test_half_a_command_has_help_too(words: list[str], capsys: pytest.CaptureFix
 def test_a_command_whose_packages_are_missing_names_the_extra(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in [name for name in sys.modules if name.startswith("pipelines.")]:
+    ours = [name for name in sys.modules if name.startswith("pipelines.")]
+    for module in sorted(ours, reverse=True):  # what is in a package before the package
         package, _, name = module.rpartition(".")
         # Imported anew below, which also replaces the package's attribute: both are put back.
         monkeypatch.setattr(sys.modules[package], name, sys.modules[module])

@@ -21,11 +21,13 @@ import clusterenv
 from clusterenv.errors import ConfigError, UnknownEnv
 from clusterenv.policies import Context, Random
 from clusterenv.store import ReplayStore, Stack, Uniform
-from pipelines import dqn, ppo
-from pipelines.collect import Args, collect, cut, main
-from pipelines.directories import note_of
-from pipelines.inspection import describe
-from pipelines.saved_policies import load_policy
+from pipelines.dqn import DQN
+from pipelines.experiment import run
+from pipelines.experiment.directories import note_of
+from pipelines.ppo import PPO
+from pipelines.tools.collect import Args, collect, cut, main
+from pipelines.tools.inspection import describe
+from pipelines.tools.saved_policies import load_policy
 
 BOX = gym.spaces.Box(-1, 1, (4,), np.float32)
 TWO = gym.spaces.Discrete(2)
@@ -93,7 +95,14 @@ def test_a_collection_that_is_killed_goes_on_with_the_same_command(
 ) -> None:
     out = tmp_path / "data"
     command = [
-        *(sys.executable, "-m", "pipelines.collect", "--env", "CartPole-v1", "--out", str(out)),
+        *(
+            sys.executable,
+            *("-m", "pipelines.cli", "collect"),
+            "--env",
+            "CartPole-v1",
+            "--out",
+            str(out),
+        ),
         *("--rows", "100_000", "--num-envs", "4", "--horizon", "32", "--shards", "2"),
         *("--commit-seconds", "0.05", "--cluster", cluster),
     ]
@@ -117,7 +126,14 @@ def test_a_collection_that_is_killed_goes_on_with_the_same_command(
 def test_a_signal_commits_what_there_is(tmp_path: Path, cluster: str, number: int) -> None:
     out = tmp_path / "data"
     command = [
-        *(sys.executable, "-m", "pipelines.collect", "--env", "CartPole-v1", "--out", str(out)),
+        *(
+            sys.executable,
+            *("-m", "pipelines.cli", "collect"),
+            "--env",
+            "CartPole-v1",
+            "--out",
+            str(out),
+        ),
         *("--rows", "1_000_000_000", "--num-envs", "4", "--horizon", "32", "--shards", "2"),
         *("--commit-seconds", "0.05", "--cluster", cluster),
     ]
@@ -135,7 +151,7 @@ def test_a_signal_commits_what_there_is(tmp_path: Path, cluster: str, number: in
 
 def test_it_goes_on_when_nobody_reads_what_it_says(tmp_path: Path, cluster: str) -> None:
     words = (
-        f"{sys.executable} -m pipelines.collect --env CartPole-v1 --out {tmp_path / 'data'} "
+        f"{sys.executable} -m pipelines.cli collect --env CartPole-v1 --out {tmp_path / 'data'} "
         f"--rows 4_000 --num-envs 4 --horizon 32 --shards 2 --cluster {cluster} | head -1"
     )
     done = subprocess.run(
@@ -147,7 +163,7 @@ def test_it_goes_on_when_nobody_reads_what_it_says(tmp_path: Path, cluster: str)
 
 
 def test_what_learners_wrote_acts(tmp_path: Path, cluster: str) -> None:
-    dqn.train(small(tmp_path / "dqn", total_steps=300, cluster=cluster, duelling=True))
+    run(DQN, small(tmp_path / "dqn", total_steps=300, cluster=cluster, duelling=True))
     policy = load_policy(str(tmp_path / "dqn"), BOX, TWO, epsilon=0.0)
     saved = torch.load(next((tmp_path / "dqn").glob("learner-*.pt")), weights_only=True)
     obs = torch.randn(16, 4)
@@ -158,13 +174,15 @@ def test_what_learners_wrote_acts(tmp_path: Path, cluster: str) -> None:
     assert first.equal(second)  # greedy
 
     args = {"total_steps": 256, "num_envs": 8, "horizon": 32, "shards": 1, "hidden": (24, 12)}
-    ppo.train(
-        ppo.preset(
+    run(
+        PPO,
+        PPO.preset(
             "CartPole-v1", **args, epochs=1, cluster=cluster, out=tmp_path / "ppo", quiet=True
-        )
+        ),
     )
-    agent = load_policy(str(tmp_path / "ppo" / "checkpoint.pt"), BOX, TWO)
-    saved = torch.load(tmp_path / "ppo" / "checkpoint.pt", weights_only=True)
+    (checkpoint,) = (tmp_path / "ppo").glob("learner-*.pt")
+    agent = load_policy(str(checkpoint), BOX, TWO)
+    saved = torch.load(checkpoint, weights_only=True)["learner"]
     assert all(agent.state_dict()[name].equal(saved["agent"][name]) for name in saved["agent"])
     result = collect(few(tmp_path / "data", cluster, policy=str(tmp_path / "ppo"), rows=100))
     assert result.rows == 100

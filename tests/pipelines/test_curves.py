@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clusterenv.errors import ConfigError
-from pipelines.curves import main, reached, read, table
+from pipelines.studies.curves import main, reached, read, table
 
 
 def write(path: Path, returns: list[str]) -> None:

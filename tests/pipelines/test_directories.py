@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +15,14 @@ from small_runs import small
 
 from clusterenv.errors import ConfigError
 from clusterenv.store import Journal, ReplayStore
-from pipelines import apex, aps_arms, aps_sweep, collect, dqn, ppo
-from pipelines.directories import check_kind, content
-from pipelines.sessions import run_directory
+from pipelines.apex import Apex
+from pipelines.dqn import DQN
+from pipelines.experiment import run
+from pipelines.experiment.directories import check_kind, content
+from pipelines.experiment.run_directory import find_directory
+from pipelines.ppo import PPO
+from pipelines.studies import aps_arms, aps_sweep
+from pipelines.tools import collect
 
 
 @pytest.fixture
@@ -29,20 +35,20 @@ def files(directory: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-def run_ppo(out: Path, cluster: str, steps: int, resume: bool = False) -> object:
+def run_ppo(out: Path, cluster: str, steps: int) -> object:
     few = {"total_steps": steps, "num_envs": 4, "horizon": 32, "shards": 2, "epochs": 1}
-    args = ppo.preset("CartPole-v1", **few, out=out, cluster=cluster, resume=resume, quiet=True)
-    return ppo.train(args)
+    args = PPO.preset("CartPole-v1", **few, out=out, cluster=cluster, quiet=True)
+    return run(PPO, args)
 
 
 def run_dqn(out: Path, cluster: str, steps: int) -> object:
-    return dqn.train(small(out, total_steps=steps, cluster=cluster))
+    return run(DQN, small(out, total_steps=steps, cluster=cluster))
 
 
 def run_apex(out: Path, cluster: str, steps: int) -> object:
     few = {"num_envs": 4, "horizon": 8, "shards": 2, "min_rows": 64, "batch": 16, "hidden": (16,)}
-    args = apex.preset("CartPole-v1", **few, total_steps=steps, out=out, cluster=cluster)
-    return apex.train(args)
+    args = Apex.preset("CartPole-v1", **few, total_steps=steps, out=out, cluster=cluster)
+    return run(Apex, args)
 
 
 def run_collect(out: Path, cluster: str, steps: int) -> object:
@@ -73,7 +79,7 @@ def test_a_run_or_a_dataset_is_left_to_the_command_that_made_it(
     with pytest.raises(ConfigError, match=refusal):
         aps_sweep.sweep(aps_arms.Args(out=out, cluster=cluster, only=("never",)))
     assert files(tmp_path) == before
-    COMMANDS[maker](out, cluster, 512, **({"resume": True} if maker == "ppo" else {}))
+    COMMANDS[maker](out, cluster, 512)
     assert files(tmp_path) != before  # it went on
 
 
@@ -84,6 +90,12 @@ def committed(directory: Path, note: dict[str, Any]) -> None:
     journal.close()
 
 
+def begun(out: Path, kind: str, journal: bool = False) -> None:
+    (out / "run.json").write_text(json.dumps({"kind": kind, "args": {}}))
+    if journal:
+        Journal(out / "replay").close()
+
+
 def saved_store(directory: Path) -> None:
     store = ReplayStore(64)
     store.add(Fleet().next()[0])
@@ -92,12 +104,9 @@ def saved_store(directory: Path) -> None:
 
 STATES: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "nothing": (lambda out: out.mkdir(), ("ppo", "dqn", "apex", "collect")),
-    "ppo before its first checkpoint": (lambda out: (out / "progress.csv").touch(), ("ppo",)),
-    "dqn before its first commit": (lambda out: Journal(out / "replay").close(), ("dqn", "apex")),
-    "dqn of an earlier version": (
-        lambda out: committed(out / "replay", {"args": {}}),
-        ("dqn", "apex"),
-    ),
+    "ppo before its first checkpoint": (lambda out: begun(out, "ppo"), ("ppo",)),
+    "dqn before its first commit": (lambda out: begun(out, "dqn", journal=True), ("dqn",)),
+    "a run that no command here has begun": (lambda out: (out / "progress.csv").touch(), ()),
     "collect before its first commit": (lambda out: Journal(out).close(), ("collect",)),
     "a dataset in a run's place": (lambda out: committed(out / "replay", {"dataset": {}}), ()),
     "the journal of a learner": (lambda out: committed(out, {"args": {}, "kind": "dqn"}), ()),
@@ -130,7 +139,18 @@ def test_without_out_a_directory_of_another_kind_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("runs/x").mkdir(parents=True)
-    Path("runs/x/checkpoint.pt").touch()
-    assert content(Path("runs/x")) == ("a run of ppo", ("ppo",))
-    assert run_directory(small(None), "dqn", "x") == Path("runs/x-2")
+    out = Path("runs/dqn-CartPole-v1-seed1")
+    out.mkdir(parents=True)
+    begun(out, "ppo")
+    assert content(out) == ("a run of ppo", "ppo")
+    assert find_directory(small(None), "dqn") == Path(f"{out}-2")
+    begun(out, "dqn")
+    assert find_directory(small(None), "dqn") == out
+    assert find_directory(small(None, fresh=True), "dqn") == Path(f"{out}-2")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"kind": 3, "args": {}}'])
+def test_a_damaged_note_is_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"run.json is damaged; restore it, or .*--out"):
+        check_kind(tmp_path, "ppo")

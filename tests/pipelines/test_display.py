@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pipelines import display
-from pipelines.display import Display, facts, line, summary
-from pipelines.metrics import Metrics
+from pipelines.experiment import display
+from pipelines.experiment.display import Display, facts, line, summary
+from pipelines.experiment.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]
 HALF = Metrics(
@@ -126,8 +126,8 @@ def test_a_terminal_gets_a_panel_with_histories() -> None:
 
 
 SCRIPT = """
-from pipelines.display import Display
-from pipelines.metrics import Metrics
+from pipelines.experiment.display import Display
+from pipelines.experiment.metrics import Metrics
 with Display("PPO on CartPole-v1", 1000) as shown:
     shown.show(Metrics(steps=500, steps_per_second=100, mean_return=20.5))
     print("from elsewhere")

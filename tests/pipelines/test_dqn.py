@@ -13,6 +13,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -26,10 +27,12 @@ from torch import Tensor
 import clusterenv
 from clusterenv.errors import ConfigError, Diverged, StoreTooLarge, UnknownEnv
 from clusterenv.store import NStep, ReplayStore, Uniform
-from pipelines.directories import note_of
-from pipelines.dqn import Args, Learner, epsilon_schedule, main, targets, train
-from pipelines.q_networks import QNetwork, is_image, stack_of
-from pipelines.sessions import run_directory
+from pipelines.dqn import DQN, Args, targets
+from pipelines.experiment import run
+from pipelines.experiment.command import train
+from pipelines.experiment.directories import note_of
+from pipelines.experiment.run_directory import find_directory
+from pipelines.networks.q_network import QNetwork, is_image, stack_of
 
 BOX = gym.spaces.Box(-1, 1, (4,), np.float32)
 IMAGES = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
@@ -127,9 +130,14 @@ def test_returns_of_several_steps_are_discounted_by_their_length() -> None:
     assert targets(table(values), table(values), rows).tolist() == pytest.approx(expected)
 
 
-def q_and_sample(n: int = 32) -> tuple[QNetwork, dict[str, Tensor]]:
+def learner_of(**options: object) -> DQN:
+    torch.manual_seed(2)
+    return DQN(Args(hidden=(16,), **options), BOX, TWO)
+
+
+def some_rows(n: int = 32) -> dict[str, Tensor]:
     torch.manual_seed(1)
-    rows = {
+    return {
         "obs": torch.randn(n, 4),
         "next_obs": torch.randn(n, 4),
         "action": torch.randint(2, (n,)),
@@ -138,61 +146,62 @@ def q_and_sample(n: int = 32) -> tuple[QNetwork, dict[str, Tensor]]:
         "terminated": torch.rand(n) < 0.2,
         "weights": torch.rand(n),
     }
-    return QNetwork(BOX, TWO, (16,)), rows
 
 
 def test_an_update_returns_the_errors_and_weighs_the_loss() -> None:
-    q, rows = q_and_sample()
-    learner = Learner(q, Args(lr=1e-2))
+    learner, rows = learner_of(lr=1e-2), some_rows()
     with torch.no_grad():
-        taken = q(rows["obs"])[torch.arange(32), rows["action"]]
-        error = targets(q, q, rows) - taken
+        taken = learner.q(rows["obs"])[torch.arange(32), rows["action"]]
+        error = targets(learner.q, learner.q, rows) - taken
     huber = torch.where(error.abs() < 1, error**2 / 2, error.abs() - 0.5)
-    found = learner.update(rows)
+    losses, found = learner.learn(rows, 0.0)
     torch.testing.assert_close(found, error.abs())
-    assert learner.means()["loss"] == pytest.approx((rows["weights"] * huber).mean().item())
-    assert all(math.isnan(value) for value in learner.means().values())
+    assert losses["loss"].item() == pytest.approx((rows["weights"] * huber).mean().item())
 
 
 def test_rows_without_weight_teach_nothing() -> None:
-    q, rows = q_and_sample()
-    before = [parameter.clone() for parameter in q.parameters()]
-    Learner(q, Args()).update({**rows, "weights": torch.zeros(32)})
-    for old, new in zip(before, q.parameters(), strict=True):
+    learner = learner_of()
+    before = [parameter.clone() for parameter in learner.q.parameters()]
+    learner.learn({**some_rows(), "weights": torch.zeros(32)}, 0.0)
+    for old, new in zip(before, learner.q.parameters(), strict=True):
         torch.testing.assert_close(old, new)
+
+
+def test_the_learning_rate_comes_down_with_the_run() -> None:
+    learner, rows = learner_of(lr=0.5, anneal=True), some_rows()
+    assert [learner.learn(rows, at)[0]["lr"] for at in (0.0, 0.5, 1.0)] == [0.5, 0.25, 0.0]
 
 
 @pytest.mark.parametrize(("tau", "every"), [(0.25, 1), (1.0, 2)])
 def test_the_target_network_follows(tau: float, every: int) -> None:
-    q, rows = q_and_sample()
-    learner = Learner(q, Args(tau=tau, target_every=every))
+    learner, rows = learner_of(tau=tau, target_every=every), some_rows()
     old = next(learner.target.parameters()).clone()
     for _ in range(every - 1):
-        learner.update(rows)
+        learner.learn(rows, 0.0)
         torch.testing.assert_close(next(learner.target.parameters()), old)
-    learner.update(rows)
-    new = next(q.parameters()).detach()
+    learner.learn(rows, 0.0)
+    new = next(learner.q.parameters()).detach()
     torch.testing.assert_close(next(learner.target.parameters()), old + tau * (new - old))
 
 
 def test_a_learner_learns_a_value_and_another_goes_on_from_its_state() -> None:
-    q, rows = q_and_sample()
+    rows = some_rows()
     rows |= {"terminated": torch.ones(32, dtype=torch.bool), "weights": torch.ones(32)}
-    learner = Learner(q, Args(lr=1e-2))
-    first = learner.update(rows).mean()
+    learner = learner_of(lr=1e-2, target_every=3)
+    first = learner.learn(rows, 0.0)[1].mean()
     for _ in range(200):
-        last = learner.update(rows).mean()
+        last = learner.learn(rows, 0.0)[1].mean()
     assert last < first / 4
-    other = Learner(QNetwork(BOX, TWO, (16,)), Args(lr=1e-2))
+    other = learner_of(lr=1e-2, target_every=3)
     other.load_state_dict(copy.deepcopy(learner.state_dict()))
     assert other.updates == learner.updates == 201
-    torch.testing.assert_close(learner.update(rows), other.update(rows))
-    torch.testing.assert_close(learner.update(rows), other.update(rows))
+    for _ in range(4):
+        torch.testing.assert_close(learner.learn(rows, 0.0)[1], other.learn(rows, 0.0)[1])
 
 
 def test_epsilon_comes_down_and_stays() -> None:
-    args = Args(epsilon_start=1.0, epsilon_end=0.1, epsilon_steps=1000)
-    found = [epsilon_schedule(args, steps)["epsilon"] for steps in (0, 500, 1000, 5000)]
+    learner = learner_of(epsilon_start=1.0, epsilon_end=0.1, epsilon_steps=1000)
+    found = [learner.scalars(steps)["epsilon"] for steps in (0, 500, 1000, 5000)]
     assert found == pytest.approx([1.0, 0.55, 0.1, 0.1])
 
 
@@ -244,7 +253,7 @@ def test_spaces_the_network_cannot_take_are_refused(
 
 def test_a_run_leaves_progress_a_curve_and_a_dataset(tmp_path: Path, cluster: str) -> None:
     out = tmp_path / "run"
-    result = train(small(out, cluster=cluster, prioritized=True, duelling=True, n_step=3))
+    result = run(DQN, small(out, cluster=cluster, prioritized=True, duelling=True, n_step=3))
     assert 1_024 <= result.steps < 1_024 + 2 * 8 * 4
     # A row is good for an eighth of an update, and those before the first update for none.
     assert result.updates == pytest.approx((result.steps - 128) / 8, abs=8)
@@ -256,21 +265,21 @@ def test_a_run_leaves_progress_a_curve_and_a_dataset(tmp_path: Path, cluster: st
     assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
     dataset = clusterenv.open_dataset(result.dataset)
     assert dataset.count_rows() == result.steps
-    assert [path.name for path in out.glob("learner-*")] == [note_of(out / "replay")["learner"]]
+    assert [path.name for path in out.glob("learner-*")] == [note_of(out)["learner"]]
 
-    again = train(small(out, cluster=cluster, prioritized=True, duelling=True, n_step=3))
+    again = run(DQN, small(out, cluster=cluster, prioritized=True, duelling=True, n_step=3))
     assert (again.steps, again.updates) == (result.steps, result.updates)  # it was finished
     more = small(out, cluster=cluster, prioritized=True, duelling=True, n_step=3, total_steps=1_280)
-    assert train(more).steps >= 1_280
+    assert run(DQN, more).steps >= 1_280
     with pytest.raises(ConfigError, match=r"--lr 0\.002 instead of --lr 0\.5"):
-        train(small(out, prioritized=True, duelling=True, n_step=3, lr=0.5))
+        run(DQN, small(out, prioritized=True, duelling=True, n_step=3, lr=0.5))
 
 
 def test_a_goal_ends_the_run(tmp_path: Path, cluster: str) -> None:
-    result = train(small(tmp_path, total_steps=50_000, stop_at=8.0, cluster=cluster))
+    result = run(DQN, small(tmp_path, total_steps=50_000, stop_at=8.0, cluster=cluster))
     assert result.reached_at == result.steps < 50_000
     assert result.judged_return >= 8
-    again = train(small(tmp_path, total_steps=50_000, stop_at=8.0, cluster=cluster))
+    again = run(DQN, small(tmp_path, total_steps=50_000, stop_at=8.0, cluster=cluster))
     assert again.reached_at == result.reached_at
 
 
@@ -279,38 +288,38 @@ def test_a_learner_that_becomes_nan_is_not_committed(
     tmp_path: Path, cluster: str, monkeypatch: pytest.MonkeyPatch, prioritized: bool
 ) -> None:
     """Also if no version is published before the next commit."""
-    update = Learner.update
+    learn = DQN.learn
 
-    def explode(self: Learner, given: dict[str, Tensor]) -> Tensor:
+    def explode(self: DQN, rows: dict[str, Tensor], progress: float) -> Any:
         if self.updates == 60:
             with torch.no_grad():
-                next(self.q.parameters()).fill_(math.nan)
-        return update(self, given)
+                next(self.target.parameters()).fill_(math.nan)
+        losses, errors = learn(self, rows, progress)
+        return dict.fromkeys(losses, 0.0), errors.nan_to_num()
 
     options = {"prioritized": prioritized, "publish_every": 10_000, "checkpoint_every": 128}
     args = small(tmp_path, cluster=cluster, **options)
     with monkeypatch.context() as patched:
-        patched.setattr(Learner, "update", explode)
+        patched.setattr(DQN, "learn", explode)
         with pytest.raises(Diverged, match="holds NaN and is not saved"):
-            train(args)
-    assert 0 < note_of(tmp_path / "replay")["steps"] < 1_024
-    assert train(args).steps >= 1_024
+            run(DQN, args)
+    assert 0 < note_of(tmp_path)["steps"] < 1_024
+    assert run(DQN, args).steps >= 1_024
     assert check_rows(tmp_path / "replay") >= 1_024
 
 
 def test_weights_move_when_the_softmax_of_values_has_diverged(tmp_path: Path, cluster: str) -> None:
-    never = train(small(tmp_path / "never", cluster=cluster, sync="never"))
+    never = run(DQN, small(tmp_path / "never", cluster=cluster, sync="never"))
     assert never.pulls == 0
     rule = {"sync": "divergence", "lr": 0.01, "temperature": 0.1, "publish_every": 4}
-    often = train(small(tmp_path / "often", cluster=cluster, **rule, threshold=1e-6))
-    rarely = train(small(tmp_path / "rarely", cluster=cluster, **rule, threshold=0.1))
+    often = run(DQN, small(tmp_path / "often", cluster=cluster, **rule, threshold=1e-6))
+    rarely = run(DQN, small(tmp_path / "rarely", cluster=cluster, **rule, threshold=0.1))
     assert 0 < rarely.pulls < often.pulls
 
 
 def test_a_run_killed_in_the_middle_goes_on_with_the_same_command(
     tmp_path: Path,
     cluster: str,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "run"
@@ -326,12 +335,12 @@ def test_a_run_killed_in_the_middle_goes_on_with_the_same_command(
 
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
-            committed = wait_until(lambda: (note_of(out / "replay") or {}).get("steps", 0) > 0, 60)
+            committed = wait_until(lambda: (note_of(out) or {}).get("steps", 0) > 0, 60)
         finally:
             os.kill(process.pid, signal.SIGKILL)
     assert committed
     assert process.returncode == -signal.SIGKILL
-    note = note_of(out / "replay")
+    note = note_of(out)
     assert 0 < note["steps"] < 10_000
     assert not note["finished"]
     assert check_rows(out / "replay") == note["steps"]
@@ -339,8 +348,7 @@ def test_a_run_killed_in_the_middle_goes_on_with_the_same_command(
     assert saved["metrics"]["steps"] == note["steps"]
     before = [row["updates"] for row in progress(out) if row["steps"] <= note["steps"]]
 
-    monkeypatch.setattr(sys, "argv", command[2:])
-    main()
+    train(DQN, command[3:])
     said = capsys.readouterr().out
     assert f"from {note['steps']:,} steps" in said
     assert str(out / "replay") in said
@@ -354,7 +362,7 @@ def test_a_run_killed_in_the_middle_goes_on_with_the_same_command(
     for name in ("steps", "seconds", "version", "updates", "episodes", "pulls"):
         values = [row[name] for row in rows]
         assert values == sorted(values), name
-    note = note_of(out / "replay")
+    note = note_of(out)
     assert note["finished"]
     runs = clusterenv.open_dataset(out / "replay").to_table(columns=["run"])["run"]
     assert len(runs.unique()) == 2  # one of each collector
@@ -365,30 +373,30 @@ def test_the_same_command_without_out_finds_its_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     args = small(None, cluster=cluster, total_steps=300)
-    first = train(args)
+    first = run(DQN, args)
     assert first.out == Path("runs/dqn-CartPole-v1-seed1")
     name = first.out.name
-    assert run_directory(args, "dqn", name) == Path(f"runs/{name}-2")  # the first has finished
+    assert find_directory(args, "dqn") == Path(f"runs/{name}-2")  # the first has finished
     manifest = first.out / "replay" / "manifest.json"
     envelope = json.loads(manifest.read_text())
     text = envelope["manifest"].replace('"finished": true', '"finished": false')
     crc = zlib.crc32(text.encode())
     manifest.write_text(json.dumps({**envelope, "manifest": text, "crc32": crc}))
-    assert run_directory(args, "dqn", name) == first.out
-    assert run_directory(small(None, lr=0.5), "dqn", name) == Path(f"runs/{name}-2")
+    assert find_directory(args, "dqn") == first.out
+    assert find_directory(small(None, lr=0.5), "dqn") == Path(f"runs/{name}-2")
 
 
 def test_a_store_that_does_not_fit_into_memory_leaves_nothing_to_go_on_from(
     tmp_path: Path, cluster: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(StoreTooLarge, match=r"capacity=[\d_]+ fits"):
-        train(small(tmp_path, capacity=10**12, cluster=cluster, quiet=False))
+        run(DQN, small(tmp_path, capacity=10**12, cluster=cluster, quiet=False))
     assert "starting the workers" in (said := capsys.readouterr().out)
     assert "saved" not in said
-    assert note_of(tmp_path / "replay") is None
+    assert "learner" not in (note_of(tmp_path) or {})
 
 
 def test_an_unknown_environment_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(UnknownEnv):
-        train(Args(env="Nowhere-v0", out=tmp_path / "run", quiet=True))
+        run(DQN, Args(env="Nowhere-v0", out=tmp_path / "run", quiet=True))
     assert not (tmp_path / "run").exists()

@@ -8,7 +8,7 @@ from collections import defaultdict
 import pytest
 from batches import Fleet
 
-from pipelines.episodes import WINDOW, Episodes
+from pipelines.experiment.episodes import WINDOW, Episodes
 
 
 @pytest.mark.parametrize("tracks", [False, True], ids=["one track each", "several tracks"])

@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 import torch
 from distributed import Client
-from small_runs import small
 
 from clusterenv.errors import ConfigError
-from pipelines import apex, dqn, ppo
-from pipelines.metrics import Metrics
-from pipelines.saved_policies import load_run
-from pipelines.sinks import CsvFile, TensorBoard
+from pipelines import ppo
+from pipelines.apex import Apex
+from pipelines.dqn import DQN
+from pipelines.experiment import run
+from pipelines.experiment.metrics import Metrics
+from pipelines.experiment.sinks import CsvFile, TensorBoard
+from pipelines.ppo import PPO
+from pipelines.tools.saved_policies import load_run
 
 EVALUATED = ("eval_return", "eval_return_low", "eval_return_high", "eval_length", "eval_steps")
 
@@ -31,8 +34,8 @@ def cluster(client: Client, leaves_nothing: None) -> str:
 def short(out: Path, cluster: str, **changes: Any) -> ppo.Args:
     """Some updates of 8 × 32 rows."""
     settings = {"num_envs": 8, "horizon": 32, "shards": 2, "epochs": 2, "quiet": True}
-    settings |= {"anneal": False, "total_steps": 6 * 256, "cluster": cluster}
-    return ppo.preset("CartPole-v1", **{**settings, "out": out, **changes})
+    settings |= {"anneal": False, "log_every": 1, "total_steps": 6 * 256, "cluster": cluster}
+    return PPO.preset("CartPole-v1", **{**settings, "out": out, **changes})
 
 
 def progress(out: Path) -> list[dict[str, str]]:
@@ -41,8 +44,8 @@ def progress(out: Path) -> list[dict[str, str]]:
 
 
 def test_learning_is_the_same_with_and_without_evaluation(tmp_path: Path, cluster: str) -> None:
-    plain = ppo.train(short(tmp_path / "plain", cluster))
-    judged = ppo.train(short(tmp_path / "judged", cluster, evaluate_every=256, evaluate_episodes=4))
+    plain = run(PPO, short(tmp_path / "plain", cluster))
+    judged = run(PPO, short(tmp_path / "judged", cluster, evaluate_every=256, evaluate_episodes=4))
     assert plain.eval_return is None
     assert judged.eval_return is not None
     same = ("steps", "policy_loss", "value_loss", "entropy", "kl", "mean_return")
@@ -55,7 +58,7 @@ def test_learning_is_the_same_with_and_without_evaluation(tmp_path: Path, cluste
 
 def test_a_run_logs_its_evaluations_and_keeps_the_best(tmp_path: Path, cluster: str) -> None:
     args = short(tmp_path, cluster, evaluate_every=512, evaluate_episodes=4)
-    result = ppo.train(args)
+    result = run(PPO, args)
     rows = progress(tmp_path)
     assert set(EVALUATED) <= set(rows[0])
     assert rows[0]["eval_return"] == ""  # none yet
@@ -70,25 +73,26 @@ def test_a_run_logs_its_evaluations_and_keeps_the_best(tmp_path: Path, cluster: 
     assert best["return"] == pytest.approx(max(returns), rel=1e-4)
     assert best["kind"] == "ppo"
     assert best["steps"] in {int(row["eval_steps"]) for row in rows if row["eval_steps"]}
-    weights = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["agent"]
+    (last,) = tmp_path.glob("learner-*.pt")
+    weights = torch.load(last, weights_only=True)["learner"]["agent"]
     assert best["policy"].keys() == weights.keys()
 
     # A resumed run keeps the best, and may be evaluated otherwise, or not at all.
     kept = {**best, "return": 9999.0}
     torch.save(kept, tmp_path / "best.pt")
-    ppo.train(short(tmp_path, cluster, total_steps=7 * 256, resume=True))
+    run(PPO, short(tmp_path, cluster, total_steps=7 * 256))
     assert progress(tmp_path)[-1]["eval_return"] == ""
-    again = {"evaluate_every": 256, "evaluate_episodes": 3, "resume": True}
-    ppo.train(short(tmp_path, cluster, total_steps=8 * 256, **again))
+    again = {"evaluate_every": 256, "evaluate_episodes": 3}
+    run(PPO, short(tmp_path, cluster, total_steps=8 * 256, **again))
     assert torch.load(tmp_path / "best.pt", weights_only=True)["return"] == 9999.0
     assert progress(tmp_path)[-1]["eval_steps"] == "2048"
 
 
 def test_a_run_that_is_resumed_may_begin_to_be_evaluated(tmp_path: Path, cluster: str) -> None:
-    ppo.train(short(tmp_path, cluster, total_steps=256))
+    run(PPO, short(tmp_path, cluster, total_steps=256))
     assert not (tmp_path / "best.pt").exists()
-    args = short(tmp_path, cluster, total_steps=512, resume=True, evaluate_every=256)
-    ppo.train(args)
+    args = short(tmp_path, cluster, total_steps=512, evaluate_every=256)
+    run(PPO, args)
     rows = progress(tmp_path)
     assert rows[0]["eval_steps"] == ""
     assert rows[-1]["eval_steps"] == "512"
@@ -98,33 +102,31 @@ def test_an_evaluation_decides_on_the_goal(tmp_path: Path, cluster: str) -> None
     args = short(
         tmp_path, cluster, total_steps=10**6, evaluate_every=256, evaluate_episodes=2, stop_at=1.0
     )
-    result = ppo.train(args)
+    result = run(PPO, args)
     assert result.reached_at is not None
     assert result.reached_at <= result.steps < 10**5
     assert result.reached_at % 256 == 0
 
 
-@pytest.mark.parametrize(("train", "preset"), [(dqn.train, None), (apex.train, apex.preset)])
+@pytest.mark.parametrize("learner", [DQN, Apex])
 def test_learners_with_a_store_are_evaluated_too(
-    tmp_path: Path, cluster: str, train: Any, preset: Any
+    tmp_path: Path, cluster: str, learner: Any
 ) -> None:
     options: dict[str, Any] = {"cluster": cluster, "evaluate_every": 256, "evaluate_episodes": 3}
-    if preset is None:
-        args: Any = small(tmp_path, stop_at=1.0, **options)
-    else:
-        sizes = {"total_steps": 512, "num_envs": 4, "horizon": 8, "shards": 2, "min_rows": 128}
-        sizes |= {"log_every": 128, "batch": 16, "hidden": (16,), "out": tmp_path, "quiet": True}
-        args = preset("CartPole-v1", **sizes, **options)
-    result = train(args)
+    sizes: dict[str, Any] = {"total_steps": 512, "num_envs": 4, "horizon": 8, "shards": 2}
+    sizes |= {"min_rows": 128, "log_every": 128, "batch": 16, "hidden": (16,), "quiet": True}
+    goal = 1.0 if learner is DQN else None
+    args = learner.preset("CartPole-v1", **sizes, **options, stop_at=goal, out=tmp_path)
+    result = run(learner, args)
     last = progress(tmp_path)[-1]
     assert float(last["eval_return"]) == pytest.approx(result.eval_return, rel=1e-4)
     best = load_run(tmp_path)
     assert best.path.name == "best.pt"
     assert 0 < best.steps <= result.steps
-    if preset is None:
+    if goal is not None:
         assert result.reached_at is not None
         assert result.reached_at <= result.steps
-        again = train(args)  # it is finished
+        again = run(learner, args)  # it is finished
         assert (again.steps, again.reached_at) == (result.steps, result.reached_at)
 
 
@@ -136,7 +138,7 @@ def test_learners_with_a_store_are_evaluated_too(
     ],
 )
 def test_no_episodes_are_refused(changes: dict[str, Any], message: str) -> None:
-    for preset in (ppo.preset, dqn.preset, apex.preset):
+    for preset in (PPO.preset, DQN.preset, Apex.preset):
         with pytest.raises(ConfigError, match=message):
             preset("CartPole-v1", **changes)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import math
 import re
 from pathlib import Path
@@ -20,17 +19,18 @@ from clusterenv import Divergence
 from clusterenv.errors import ConfigError, Diverged
 from clusterenv.policies import Context
 from clusterenv.store import Rollout
-from pipelines.agents import PPOAgent
-from pipelines.ppo import Args, preset, train, update
-from pipelines.running import RewardScaler, RunningStats
+from pipelines.experiment import run
+from pipelines.networks.actor_critic import PPOAgent
+from pipelines.networks.running import RewardScaler, RunningStats
+from pipelines.ppo import PPO, Args
 
 BOX = gym.spaces.Box(-1, 1, (3,), np.float32)
 
 
 def short(out: Path, steps: int, **changes: object) -> Args:
     """A few updates of 8 × 32 rows."""
-    settings = {"out": out, "quiet": True, "anneal": False, **changes}
-    return preset(
+    settings = {"out": out, "quiet": True, "anneal": False, "log_every": 1, **changes}
+    return PPO.preset(
         "CartPole-v1",
         total_steps=steps,
         **{"num_envs": 8, "horizon": 32, "shards": 2, "epochs": 2, **settings},
@@ -48,10 +48,15 @@ def progress(out: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def checkpoint(out: Path) -> dict[str, Any]:
+    (path,) = out.glob("learner-*.pt")
+    return dict(torch.load(path, weights_only=True))
+
+
 def test_a_run_writes_its_progress_and_can_be_resumed(tmp_path: Path, cluster: str) -> None:
     out = tmp_path / "run"
     every: dict[str, Any] = {"cluster": cluster, "sync": "every-version"}  # each version is pulled
-    first = train(short(out, 3 * 256, **every))
+    first = run(PPO, short(out, 3 * 256, **every))
     assert (first.steps, first.out, first.reached_at) == (768, out, None)
     rows = progress(out)
     assert {"steps", "kl", "entropy", "value_loss", "lag_mean"} <= set(rows[0])
@@ -61,15 +66,15 @@ def test_a_run_writes_its_progress_and_can_be_resumed(tmp_path: Path, cluster: s
     assert int(rows[-1]["pulls"]) == first.pulls > 0
     assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert list(out.glob("events.out.tfevents*"))
-    assert not (out / "checkpoint.tmp").exists()
+    assert not list(out.glob("*.tmp"))
 
-    saved = torch.load(out / "checkpoint.pt", weights_only=True)
-    assert saved["metrics"]["steps"] == 768
+    saved = checkpoint(out)
+    assert saved["metrics"]["steps"] == saved["steps"] == 768
     # Rows the crash of a run left behind its last checkpoint are not counted twice.
     with (out / "progress.csv").open("a") as file:
         file.write(",".join(["1024"] + ["0"] * (len(rows[0]) - 1)) + "\n1280,")
 
-    second = train(short(out, 5 * 256, resume=True, **every))
+    second = run(PPO, short(out, 5 * 256, **every))
     assert second.steps == 1280
     assert second.version > first.version
     assert second.pulls > first.pulls
@@ -77,53 +82,40 @@ def test_a_run_writes_its_progress_and_can_be_resumed(tmp_path: Path, cluster: s
     rows = progress(out)
     assert [int(row["steps"]) for row in rows] == [256, 512, 768, 1024, 1280]
     assert all(math.isfinite(float(row["mean_return"])) for row in rows[3:])
-    resumed = torch.load(out / "checkpoint.pt", weights_only=True)
-    assert resumed["agent"]["stats.count"] == 1280
-    updates = [state["optimizer"]["state"][0]["step"].item() for state in (saved, resumed)]
+    states = [each["learner"] for each in (saved, checkpoint(out))]
+    assert states[1]["agent"]["stats.count"] == 1280
+    updates = [state["optimizer"]["state"][0]["step"].item() for state in states]
     assert updates == [3 * 2 * 4, 5 * 2 * 4]
 
 
+@pytest.mark.parametrize("what", ["weights", "losses"])
 def test_a_learner_that_becomes_nan_is_not_saved(
-    tmp_path: Path, cluster: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cluster: str, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    updates = []
+    learn, rounds = PPO.learn, []
 
-    def explode(agent: PPOAgent, *rest: Any) -> dict[str, float]:
-        updates.append(update(agent, *rest))
-        if len(updates) == 3:
-            with torch.no_grad():
-                next(agent.parameters()).fill_(math.nan)
-        return updates[-1]
+    def explode(self: PPO, rows: Rollout, progress: float) -> Any:
+        rounds.append(learn(self, rows, progress))
+        if len(rounds) < 3:
+            return rounds[-1]
+        if what == "losses":
+            return {**rounds[-1], "value_loss": math.nan}
+        with torch.no_grad():
+            next(self.agent.parameters()).fill_(math.nan)
+        return rounds[-1]
 
     args = short(tmp_path, 5 * 256, cluster=cluster, checkpoint_every=1)
     with monkeypatch.context() as patched:
-        patched.setitem(train.__globals__, "update", explode)
+        patched.setattr(PPO, "learn", explode)
         with pytest.raises(Diverged, match="the learner has diverged"):
-            train(args)
-    saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
-    assert saved["metrics"]["steps"] == 512
-    assert train(dataclasses.replace(args, resume=True)).steps == 5 * 256
-
-
-def test_another_runs_directory_is_not_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "checkpoint.pt").touch()
-    with pytest.raises(ConfigError, match=r"--resume"):
-        train(short(tmp_path, 256))
-
-
-def test_nothing_to_resume_says_so(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nothing to resume"):
-        train(short(tmp_path, 256, resume=True))
-
-
-def test_resume_needs_a_directory() -> None:
-    with pytest.raises(ConfigError, match=r"--out runs/mine --resume"):
-        Args(resume=True)
+            run(PPO, args)
+    assert checkpoint(tmp_path)["steps"] == 512
+    assert run(PPO, args).steps == 5 * 256
 
 
 def test_a_run_is_resumed_with_the_arguments_that_began_it(tmp_path: Path, cluster: str) -> None:
     out = tmp_path / "run"
-    train(short(out, 256, cluster=cluster))
+    run(PPO, short(out, 256, cluster=cluster))
     before = {path: path.read_bytes() for path in out.iterdir()}
     changes: dict[str, object] = {"gamma": 0.5, "lr": 0.5, "seed": 7, "sync": "never"}
     changes |= {"num_envs": 4, "hidden": (32,), "anneal": True, "scale_rewards": True}
@@ -132,10 +124,12 @@ def test_a_run_is_resumed_with_the_arguments_that_began_it(tmp_path: Path, clust
     for name, value in changes.items():
         expected = re.escape(said.get(name, f"--{name.replace('_', '-')}"))
         with pytest.raises(ConfigError, match=rf"was begun with {expected}.*--out {out}-2$"):
-            train(short(out, 512, resume=True, cluster=cluster, **{name: value}))
+            run(PPO, short(out, 512, cluster=cluster, **{name: value}))
     assert {path: path.read_bytes() for path in out.iterdir()} == before
     free = {"shards": 1, "threads": 2, "stop_at": 1e6, "checkpoint_every": 1, "restarts": 1}
-    assert train(short(out, 512, **{"resume": True, "cluster": cluster, **free})).steps == 512
+    assert run(PPO, short(out, 512, **{"cluster": cluster, **free})).steps == 512
+    with pytest.raises(ConfigError, match=rf"--fresh begins another run.*--out {out}-2$"):
+        run(PPO, short(out, 512, cluster=cluster, fresh=True))
 
 
 def test_statistics_of_observations_travel_with_the_weights(client: Client) -> None:
@@ -166,21 +160,30 @@ def test_minibatches_that_do_not_come_out_even_have_two_rows_at_least() -> None:
     env = gym.make("CartPole-v1")
     agent = PPOAgent(env.observation_space, env.action_space, (16,), normalize_obs=False)
     rollout = stale_rollout(agent, 0.0)  # 64 rows: 21 chunks of 3, and one of 1
-    args = Args(epochs=1, minibatches=30)
-    update(agent, torch.optim.SGD(agent.parameters(), 0.1), rollout, rollout["reward"], args)
+    learner_of(agent, epochs=1, minibatches=30).learn(rollout, 0.0)
     assert all(parameter.isfinite().all() for parameter in agent.parameters())
 
 
 def test_a_goal_ends_the_run(tmp_path: Path, cluster: str) -> None:
-    result = train(short(tmp_path, 20_000, stop_at=10.0, cluster=cluster))
+    result = run(PPO, short(tmp_path, 20_000, stop_at=10.0, cluster=cluster))
     assert result.reached_at == result.steps < 20_000
     assert result.mean_return >= 10
 
 
 def test_workers_that_never_pull_keep_the_first_version(tmp_path: Path, cluster: str) -> None:
-    result = train(short(tmp_path, 4 * 256, sync="never", cluster=cluster))
+    result = run(PPO, short(tmp_path, 4 * 256, sync="never", cluster=cluster))
     assert result.version >= 4
     assert float(progress(tmp_path)[-1]["lag_mean"]) > 0
+
+
+def learner_of(agent: PPOAgent, **options: Any) -> PPO:
+    """Return a learner that improves an agent by plain gradient steps."""
+    env = gym.make("CartPole-v1")
+    args = Args(hidden=(16,), normalize_obs=False, lr=0.1, anneal=False, **options)
+    learner = PPO(args, env.observation_space, env.action_space)
+    learner.agent = learner.policy = agent
+    learner.optimizer = torch.optim.SGD(agent.parameters(), 0.1)
+    return learner
 
 
 def stale_rollout(agent: PPOAgent, behind: float) -> Rollout:
@@ -203,10 +206,7 @@ def test_rows_of_an_older_version_do_not_hold_the_learner_back(behind: float) ->
     agent = PPOAgent(env.observation_space, env.action_space, (16,), normalize_obs=False)
     rollout = stale_rollout(agent, behind)
     before = [parameter.clone() for parameter in agent.actor.parameters()]
-    args = Args(epochs=1, minibatches=1, entropy=0.0)
-    losses = update(
-        agent, torch.optim.SGD(agent.parameters(), 0.1), rollout, rollout["reward"], args
-    )
+    losses = learner_of(agent, epochs=1, minibatches=1, entropy=0.0).learn(rollout, 0.0)
     assert losses["clip_fraction"] == 0
     moved = [(a - b).abs().max() for a, b in zip(agent.actor.parameters(), before, strict=True)]
     assert max(moved) > 1e-4
@@ -220,9 +220,8 @@ def test_the_weight_of_older_rows_is_bounded() -> None:
         torch.manual_seed(1)
         agent = PPOAgent(env.observation_space, env.action_space, (16,), normalize_obs=False)
         rollout = stale_rollout(agent, behind)
-        args = Args(epochs=1, minibatches=1, grad_norm=1e9, entropy=0.0)
         before = agent.actor[-1].bias.clone()
-        update(agent, torch.optim.SGD(agent.parameters(), 0.1), rollout, rollout["reward"], args)
+        learner_of(agent, epochs=1, minibatches=1, grad_norm=1e9, entropy=0.0).learn(rollout, 0.0)
         found.append(agent.actor[-1].bias.detach() - before.detach())
     torch.testing.assert_close(found[1], 2 * found[0])
     torch.testing.assert_close(found[2], found[1])
@@ -240,9 +239,11 @@ def test_continuous_actions_are_clipped_but_learnt_from_as_sampled() -> None:
 
 def test_continuous_training_scales_rewards(tmp_path: Path, cluster: str) -> None:
     args = {"total_steps": 2 * 128, "num_envs": 4, "horizon": 32, "shards": 1, "epochs": 1}
-    train(preset("Pendulum-v1", **args, minibatches=2, cluster=cluster, out=tmp_path, quiet=True))
-    saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
-    assert saved["scaler"]["stats.count"] == 256
+    run(
+        PPO,
+        PPO.preset("Pendulum-v1", **args, minibatches=2, cluster=cluster, out=tmp_path, quiet=True),
+    )
+    assert checkpoint(tmp_path)["learner"]["scaler"]["stats.count"] == 256
 
 
 @pytest.mark.parametrize(

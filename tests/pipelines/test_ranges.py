@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 
 from clusterenv.errors import ConfigError
-from pipelines import apex, aps_arms, cli, collect, dqn, options, ppo
+from pipelines import apex, cli, dqn, ppo
+from pipelines.experiment import options
+from pipelines.studies import aps_arms
+from pipelines.tools import collect
 
 OUT = Path("runs/x")
 COLLECT = functools.partial(collect.Args, "CartPole-v1", OUT)
@@ -143,15 +146,15 @@ def test_the_command_line_refuses_without_starting_anything(
     words = ["train", "ppo", "--env", "CartPole-v1", "--total-steps", "256", "--shards", "1"]
     assert cli.main([*words, "--checkpoint-every", "0"]) == 2
     said = capsys.readouterr().err
-    assert "--checkpoint-every must be 1 or more, got 0: --checkpoint-every 50" in said
+    assert "--checkpoint-every must be 1 or more, got 0: --checkpoint-every 50000" in said
     assert not list(tmp_path.iterdir())
 
 
 def test_what_does_not_go_together_in_a_file_may_do_so_with_the_line(tmp_path: Path) -> None:
     file = tmp_path / "options.yaml"
-    file.write_text("shards: 32\nresume: true\n")
+    file.write_text("shards: 32\nfresh: true\n")
     with pytest.raises(ConfigError, match="--shards 32 leaves shards without an environment"):
         options.read(ppo.Args, ["--options", str(file)])
     words = ["--options", str(file), "--num-envs", "64", "--out", "runs/x"]
     args = options.read(ppo.Args, words)
-    assert (args.shards, args.num_envs, args.resume) == (32, 64, True)
+    assert (args.shards, args.num_envs, args.fresh) == (32, 64, True)

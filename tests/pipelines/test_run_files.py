@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipelines.files import create
+from pipelines.experiment.files import create
 
 
 def test_a_file_that_a_killed_process_left_is_replaced_and_no_link_is_followed(

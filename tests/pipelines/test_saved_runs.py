@@ -20,10 +20,14 @@ from torch import nn
 
 from clusterenv.errors import ConfigError
 from clusterenv.policies import Categorical, Context, Decision, Gaussian, Policy, Random
-from pipelines import cli, dqn, evaluate, ppo
-from pipelines.agents import PPOAgent
-from pipelines.export import export
-from pipelines.saved_policies import load_run
+from pipelines import cli
+from pipelines.dqn import DQN
+from pipelines.experiment import run
+from pipelines.networks.actor_critic import PPOAgent
+from pipelines.ppo import PPO
+from pipelines.tools import evaluate
+from pipelines.tools.export import export
+from pipelines.tools.saved_policies import load_run
 
 BOX = gym.spaces.Box(-1, 1, (4,), np.float32)
 
@@ -34,8 +38,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory, client: Client) -> Path:
     root, address = tmp_path_factory.mktemp("runs"), str(client.scheduler.address)
     sizes: dict[str, Any] = {"num_envs": 4, "shards": 2, "quiet": True, "cluster": address}
     evaluated = {"evaluate_every": 128, "evaluate_episodes": 2, "epochs": 1, "horizon": 32}
-    ppo.train(ppo.preset("CartPole-v1", total_steps=256, out=root / "ppo", **sizes, **evaluated))
-    dqn.train(small(root / "dqn", total_steps=256, cluster=address, duelling=True))
+    run(PPO, PPO.preset("CartPole-v1", total_steps=256, out=root / "ppo", **sizes, **evaluated))
+    run(DQN, small(root / "dqn", total_steps=256, cluster=address, duelling=True))
     return root
 
 
@@ -57,7 +61,7 @@ def test_a_run_is_evaluated(
 def test_the_last_version_is_there_too(runs: Path) -> None:
     best, last = (load_run(runs / "ppo", version) for version in ("best", "last"))  # type: ignore[arg-type]
     assert best.path.name == "best.pt"
-    assert last.path.name == "checkpoint.pt"
+    assert last.path.name.startswith("learner-")
     assert isinstance(last.policy, PPOAgent)
     with pytest.raises(ConfigError, match=r"has no best\.pt.*--version last"):
         load_run(runs / "dqn", "best")
@@ -72,9 +76,9 @@ def test_a_directory_without_a_checkpoint_says_what_to_call(
     said = capsys.readouterr().err
     assert f"{tmp_path / 'none'} holds no checkpoint" in said
     assert f"clusterenv {command} {tmp_path / 'none'}" in said
-    (tmp_path / "checkpoint.pt").write_bytes(b"junk")
+    (tmp_path / "learner-1.pt").write_bytes(b"junk")
     assert cli.main([command, str(tmp_path), *more]) == 2
-    assert "is no checkpoint of ppo, dqn or apex" in capsys.readouterr().err
+    assert "is no checkpoint of a learner" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(importlib.util.find_spec("moviepy") is None, reason="moviepy is missing")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from clusterenv.errors import ConfigError
-from pipelines.sessions import arguments, check_arguments
+from pipelines.experiment.run_directory import arguments, check_arguments
 
 TESTS = Path(__file__).parents[1]
 

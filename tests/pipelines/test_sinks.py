@@ -16,23 +16,30 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from pipelines.metrics import Metrics
-from pipelines.run import Run
-from pipelines.sinks import CsvFile, JsonLines, read_csv
+from pipelines.experiment.metrics import Metrics
+from pipelines.experiment.run_directory import RunDirectory
+from pipelines.experiment.run_log import RunLog
+from pipelines.experiment.sinks import CsvFile, JsonLines, read_csv
 
 ROOT = Path(__file__).parents[2]
 
 
+@dataclasses.dataclass(frozen=True)
+class SimpleArgs:
+    out: Path
+    fresh: bool = False
+
+
 def at(steps: int) -> Metrics:
-    return Metrics(steps=steps, mean_return=steps / 8, kl=0.5)
+    return Metrics(steps=steps, mean_return=steps / 8, learner={"kl": 0.5})
 
 
 def test_all_files_have_the_same_names_and_numbers(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    run.open()
+    log = RunLog(tmp_path)
+    log.open(None)
     for steps in (8, 16):
-        run.log(at(steps))
-    run.close()
+        log.write(at(steps))
+    log.close()
     names = set(at(8).given())
     rows = read_csv(tmp_path / "progress.csv")
     objects = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -79,31 +86,33 @@ def test_what_lies_beyond_the_checkpoint_is_dropped(
 def test_a_checkpoint_that_finds_no_room_leaves_nothing_half_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Run(tmp_path)
-    run.save({"steps": 1})
+    directory = RunDirectory(SimpleArgs(tmp_path), "ppo", ())
+    directory.commit({"weights": torch.ones(3)}, None, steps=1, finished=False)
 
     def create(path: Path) -> BinaryIO:
         path.symlink_to("/dev/full")
         return path.open("wb")
 
-    monkeypatch.setattr("pipelines.checkpoints.create", create)
-    with pytest.raises(OSError, match=r"No space left.*checkpoint\.pt"):
-        run.save({"weights": torch.zeros(100_000)})
-    assert run.load() == {"steps": 1}
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
+    monkeypatch.setattr("pipelines.experiment.files.create", create)
+    with pytest.raises(OSError, match=r"No space left.*learner-2\.pt"):
+        directory.commit({"weights": torch.zeros(100_000)}, None, steps=2, finished=False)
+    saved = directory.load()
+    assert (saved["steps"], saved["weights"].tolist()) == (1, [1, 1, 1])
+    assert {path.name for path in tmp_path.iterdir()} == {"learner-1.pt", "run.json", "run.lock"}
 
 
 def test_every_metric_is_documented() -> None:
     documented = re.findall(r"^\| `(\w+)`", (ROOT / "docs" / "metrics.md").read_text(), re.M)
-    assert documented == [field.name for field in dataclasses.fields(Metrics)]
+    of_all = [field.name for field in dataclasses.fields(Metrics) if field.name != "learner"]
+    assert documented[: len(of_all)] == of_all
 
 
 def test_weights_and_biases_gets_them_offline(tmp_path: Path) -> None:
     script = (
-        "from pathlib import Path; from pipelines.run import Run; "
-        "from pipelines.metrics import Metrics; "
-        f"run = Run(Path({str(tmp_path / 'mine')!r}), wandb=True); run.open(); "
-        "run.log(Metrics(steps=8, kl=0.5)); run.close()"
+        "from pathlib import Path; from pipelines.experiment.run_log import RunLog; "
+        "from pipelines.experiment.metrics import Metrics; "
+        f"log = RunLog(Path({str(tmp_path / 'mine')!r})); log.open(None, wandb=True); "
+        "log.write(Metrics(steps=8, learner={'kl': 0.5})); log.close()"
     )
     done = subprocess.run(
         [sys.executable, "-c", script],

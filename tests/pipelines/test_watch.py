@@ -11,7 +11,7 @@ from distributed import Client
 
 import clusterenv
 from clusterenv.errors import ConfigError
-from pipelines import watch
+from pipelines.tools import watch
 
 
 def test_the_versions_of_a_run_are_printed_until_it_ends(

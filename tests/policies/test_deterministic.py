@@ -22,7 +22,7 @@ from clusterenv.policies import (
     PaperAgent,
     Policy,
 )
-from pipelines.agents import PPOAgent
+from pipelines.networks.actor_critic import PPOAgent
 
 OBS = torch.randn(64, 3)
 BEST = Context(torch.arange(64), deterministic=True)

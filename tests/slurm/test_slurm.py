@@ -23,7 +23,9 @@ import clusterenv
 from clusterenv import doctor
 from clusterenv.cluster.connect import wait_for_workers
 from clusterenv.errors import ConfigError
-from pipelines import dqn, ppo
+from pipelines.dqn import DQN
+from pipelines.experiment import run
+from pipelines.ppo import PPO
 
 
 @pytest.fixture(scope="session")
@@ -180,9 +182,9 @@ def test_ppo_learns_across_nodes_from_a_cluster_file(
     slurm: Slurm, file: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "ppo"
-    args = ppo.preset("CartPole-v1", total_steps=1024, num_envs=8, horizon=64, shards=2, epochs=1)
+    args = PPO.preset("CartPole-v1", total_steps=1024, num_envs=8, horizon=64, shards=2, epochs=1)
     args = dataclasses.replace(args, sync="every-version")  # so that weights travel
-    result = ppo.train(dataclasses.replace(args, cluster=file, out=out, quiet=True))
+    result = run(PPO, dataclasses.replace(args, cluster=file, out=out, quiet=True))
     assert result.steps == 1024
     assert result.pulls > 0
     assert (out / "checkpoint.pt").exists()
@@ -191,13 +193,13 @@ def test_ppo_learns_across_nodes_from_a_cluster_file(
 def test_dqn_learns_across_nodes_from_a_cluster_file(
     slurm: Slurm, file: str, tmp_path: Path
 ) -> None:
-    args = dqn.preset("CartPole-v1", total_steps=1_000, min_rows=400, num_envs=4, shards=2)
-    result = dqn.train(dataclasses.replace(args, cluster=file, out=tmp_path / "dqn", quiet=True))
+    args = DQN.preset("CartPole-v1", total_steps=1_000, min_rows=400, num_envs=4, shards=2)
+    result = run(DQN, dataclasses.replace(args, cluster=file, out=tmp_path / "dqn", quiet=True))
     assert result.steps >= 1_000
     assert clusterenv.open_dataset(tmp_path / "dqn" / "replay").count_rows() > 0
 
 
-@pytest.mark.parametrize("name", ["ppo", "dqn", "collect"])
+@pytest.mark.parametrize("name", ["train ppo", "train dqn", "collect"])
 def test_sigterm_while_jobs_are_queued_cancels_them_and_ends_the_run(
     slurm: Slurm, job: dict[str, Any], tmp_path: Path, name: str
 ) -> None:
@@ -205,8 +207,8 @@ def test_sigterm_while_jobs_are_queued_cancels_them_and_ends_the_run(
     queued = {**job, "job_extra_directives": ["--begin=now+1hour"]}
     path.write_text(yaml.safe_dump({"cluster": "slurm", **queued}))
     out = ("--out", str(tmp_path / "out"), "--env", "CartPole-v1")
-    command = [sys.executable, "-m", f"pipelines.{name}", *out, "--cluster", str(path)]
-    run = subprocess.Popen(
+    command = [sys.executable, "-m", "pipelines.cli", *name.split(), *out, "--cluster", str(path)]
+    process = subprocess.Popen(
         [*command, "--shards", "2"],
         cwd=Path(__file__).parents[2],
         stdout=subprocess.PIPE,
@@ -215,16 +217,16 @@ def test_sigterm_while_jobs_are_queued_cancels_them_and_ends_the_run(
     )
     try:
         assert wait_until(lambda: list(slurm.jobs().values()) == [("PENDING", "")] * 2, 60)
-        run.terminate()
-        said, complaints = run.communicate(timeout=30)
+        process.terminate()
+        said, complaints = process.communicate(timeout=30)
     finally:
-        run.kill()
-        run.wait()
+        process.kill()
+        process.wait()
     assert slurm.jobs() == {}
     assert "stopping" not in said
     assert complaints == (
-        f"{name}: stopped by SIGTERM while workers started; the jobs and processes that it had "
-        "asked for are ended\n"
+        f"clusterenv {name}: stopped by SIGTERM while workers started; the jobs and processes "
+        "that it had asked for are ended\n"
     )
     assert run.returncode == 130
     assert list((tmp_path / "shared").iterdir()) == []

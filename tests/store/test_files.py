@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 from batches import Fleet, fill
+from pipelines.run import Run
 
 import clusterenv
 from clusterenv.errors import ClusterEnvError, StoreDamaged, StoreNotWritten, StoreUnreadable
 from clusterenv.store import Journal, Prioritized, ReplayStore
-from pipelines.inspection import describe
-from pipelines.run import Run
+from pipelines.tools.inspection import describe
 
 
 def saved(directory: Path) -> ReplayStore:

@@ -28,7 +28,7 @@ from clusterenv.simulation.loop import EnvLoop
 from clusterenv.simulation.policy_runner import Acting
 from clusterenv.simulation.space_check import SpaceBroken, SpaceCheck
 from clusterenv.store import Journal, ReplayStore, RolloutStore, open_snapshot
-from pipelines import collect
+from pipelines.tools import collect
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 

@@ -17,7 +17,8 @@ import clusterenv
 from clusterenv.head.monitor.dashboard import Page
 from clusterenv.head.monitor.runs import RUNS, RunEntry
 from clusterenv.head.monitor.telemetry import curves, headline
-from pipelines import ppo
+from pipelines.experiment import run
+from pipelines.ppo import PPO
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -122,11 +123,11 @@ def test_without_a_dashboard_no_statistics_are_published(client: Client) -> None
 def test_a_run_says_where_its_page_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipelines.dashboard.ADDRESS", "127.0.0.1:0")
-    ppo.train(ppo.preset("CartPole-v1", total_steps=512, num_envs=8, shards=1, out=tmp_path))
+    monkeypatch.setattr("pipelines.experiment.dashboard.ADDRESS", "127.0.0.1:0")
+    run(PPO, PPO.preset("CartPole-v1", total_steps=512, num_envs=8, shards=1, out=tmp_path))
     assert "dashboard:" not in capsys.readouterr().out
     small = {"total_steps": 512, "num_envs": 8, "shards": 1, "dashboard": True}
-    ppo.train(ppo.preset("CartPole-v1", **small, out=tmp_path / "shown"))
+    run(PPO, PPO.preset("CartPole-v1", **small, out=tmp_path / "shown"))
     assert re.search(
         r"^dashboard: http://127\.0\.0\.1:\d+/clusterenv$", capsys.readouterr().out, re.M
     )

@@ -19,7 +19,7 @@ import clusterenv
 from clusterenv.errors import ConfigError, SchemaMismatch, StoreDamaged, StoreUnreadable
 from clusterenv.store import Journal, NStep, Prioritized, ReplayStore, Uniform
 from clusterenv.store.journal.manifest import FORMAT, read_manifest
-from pipelines.inspection import describe
+from pipelines.tools.inspection import describe
 
 VALUES = [None, "x", -1, 10**30, [], {}, True, float("nan"), 1, 0.5, ["x"], {"x": 1}]
 READERS: list[Callable[[Path], Any]] = [

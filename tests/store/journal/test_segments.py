@@ -27,7 +27,7 @@ from clusterenv.data.fragment_decoder import FragmentDecoder
 from clusterenv.data.fragment_encoder import FragmentEncoder
 from clusterenv.data.ipc import END_OF_STREAM
 from clusterenv.store import Journal, Prioritized, ReplayStore, Uniform, open_snapshot
-from pipelines.inspection import describe
+from pipelines.tools.inspection import describe
 
 
 def received(count: int) -> list[Batch]:

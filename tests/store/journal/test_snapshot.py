@@ -22,7 +22,7 @@ import clusterenv
 from clusterenv.errors import StoreDamaged, StoreUnreadable
 from clusterenv.store import Journal, Prioritized, ReplayStore, is_store, open_snapshot
 from clusterenv.store.dataset import episodes
-from pipelines.inspection import describe
+from pipelines.tools.inspection import describe
 
 
 class Writer:

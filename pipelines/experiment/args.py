@@ -1,0 +1,131 @@
+"""Options that all learners share; each learner adds its own."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import clusterenv
+from clusterenv.errors import ConfigError
+from clusterenv.sync import SyncRule
+from pipelines.experiment.checks import (
+    Bound,
+    Count,
+    Finite,
+    Limit,
+    Natural,
+    Options,
+    Positive,
+    Share,
+    check_shards,
+)
+
+__all__ = ["FREE", "ReplayArgs", "RolloutArgs", "RunArgs", "collector_options"]
+
+FREE = (
+    *("total_steps", "stop_at", "shards", "cluster", "threads", "log_every", "checkpoint_every"),
+    *("restarts", "restart_wait", "env_faults", "out", "fresh", "wandb", "dashboard", "quiet"),
+    *("evaluate_every", "evaluate_episodes"),
+)
+"""Options that may change when a run is resumed."""
+
+
+@dataclass(frozen=True)
+class RunArgs(Options):
+    """Options of a run."""
+
+    env: str = "CartPole-v1"  # id of a Gymnasium environment
+    total_steps: Count = 200_000  # environment steps, summed over all environments
+    num_envs: Count = 8  # environments, summed over all shards
+    horizon: Count = 16  # steps of each environment in a batch
+    shards: Count | None = None  # worker processes; one per core if not given
+    cluster: str | None = None  # scheduler address, file or jobqueue name; else this machine
+    engine: str = "auto"  # what steps the environments
+    sync: Literal["every-version", "every", "divergence", "never"] = "divergence"  # when to pull
+    threshold: Limit = 0.01  # with --sync divergence: pull above this divergence
+    every: Count = 4  # with --sync every: pull when this many versions behind
+    max_lag: Count | None = None  # with --sync divergence: pull when more versions behind
+    restarts: Natural = 5  # of a shard within 10 minutes; the next loss ends the run
+    restart_wait: Limit = 60.0  # longest wait before a restart, in seconds
+    env_faults: Natural = 5  # of one environment within 10 minutes; after each it is rebuilt
+    seed: Natural = 1  # environment i gets seed + i
+    threads: Count = 1  # torch threads at the head; the workers need the other cores
+    lr: Positive = 1e-3  # learning rate of Adam
+    anneal: bool = False  # decrease the learning rate linearly to 0
+    gamma: Share = 0.99  # discount per step
+    grad_norm: Bound = 10.0  # clip gradients to this norm
+    hidden: tuple[Count, ...] = (128, 128)  # hidden layers
+    publish_every: Count = 1  # updates between published versions
+    evaluate_every: Count | None = None  # steps between evaluations beside training; default: none
+    evaluate_episodes: Count = 20  # of each evaluation, without exploration
+    stop_at: Finite | None = None  # stop at this mean return: evaluated, or of the last episodes
+    log_every: Count = 2_000  # steps between rows of progress.csv
+    checkpoint_every: Count = 10_000  # steps between checkpoints
+    out: Path | None = None  # run directory; default: one under runs/
+    fresh: bool = False  # begin another run, even if one with these options has not finished
+    wandb: bool = False  # log to Weights & Biases too; needs clusterenv[wandb]
+    dashboard: bool = False  # show each shard on Dask's dashboard, on port 8787 of this machine
+    quiet: bool = False  # print nothing
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_shards(self.num_envs, self.shards)
+
+
+@dataclass(frozen=True)
+class RolloutArgs(RunArgs):
+    """Options of learners that take each row once, in rollouts."""
+
+    num_envs: Count = 16  # environments, summed over all shards
+    horizon: Count = 128  # steps of each environment between updates
+    overlap: bool = False  # collect the next rollout while the learner works, one version behind
+
+
+@dataclass(frozen=True)
+class ReplayArgs(RunArgs):
+    """Options of learners with a replay store."""
+
+    n_step: Count = 1  # steps of a return before bootstrapping
+    batch: Count = 256  # rows per update
+    rows_per_update: Count = 8  # rows collected per update; limits collection and learner
+    min_rows: Count = 1_000  # rows collected before the first update
+    capacity: Count = 100_000  # rows that the store can hold
+    prioritized: bool = False  # prioritised sampling by TD error
+    alpha: Share = 0.6  # with --prioritized: exponent of the errors
+    beta: Share = 0.4  # with --prioritized: initial exponent of the weights; grows to 1
+    publish_every: Count = 16  # updates between published versions
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.min_rows > self.capacity:
+            raise ConfigError(
+                f"--min-rows {self.min_rows} are never there with --capacity {self.capacity}: "
+                f"--min-rows {max(1, self.capacity // 10)}"
+            )
+        # As many shards as environments, if they are left to the cluster: the smallest batches.
+        batch = self.horizon * math.ceil(self.num_envs / (self.shards or self.num_envs))
+        if batch > self.capacity:
+            raise ConfigError(
+                f"--capacity {self.capacity} has no room for the {batch} rows that a shard sends "
+                f"at once, by --horizon {self.horizon}: --capacity {10 * batch}"
+            )
+
+
+def collector_options(args: RunArgs) -> dict[str, Any]:
+    """Return the options of a run's collector."""
+    rules: dict[str, SyncRule] = {
+        "every-version": clusterenv.EveryVersion(),
+        "every": clusterenv.Every(args.every),
+        "divergence": clusterenv.Divergence(args.threshold, max_lag=args.max_lag),
+        "never": clusterenv.Never(),
+    }
+    wait = args.restart_wait
+    return {
+        **{name: getattr(args, name) for name in ("num_envs", "horizon", "shards", "cluster")},
+        "engine": args.engine,
+        "sync": rules[args.sync],
+        "restarts": clusterenv.Restarts(args.restarts, backoff=min(1.0, wait), backoff_max=wait),
+        "env_faults": clusterenv.EnvFaults(args.env_faults),
+    }

@@ -1,0 +1,95 @@
+"""Contents of a directory, so that no command writes into the directory of another."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from clusterenv.errors import ConfigError
+from clusterenv.store import is_store, open_snapshot
+
+__all__ = ["JOURNAL", "RUN", "check_kind", "note_of", "taken"]
+
+RUN = "run.json"
+"""File in a run directory: the command, its options, and the last checkpoint."""
+JOURNAL = "replay"
+"""Directory in a run directory: the rows of learners with a replay store."""
+
+
+def content(out: Path) -> tuple[str, str | None] | None:
+    """Return what a directory holds, and the command that goes on with it.
+
+    A command that was killed before it saved anything has written there too: it may be running.
+    """
+    if is_store(out):
+        snapshot = open_snapshot(out)
+        begun = not snapshot.end and not snapshot.note
+        dataset = begun or "dataset" in snapshot.note
+        return ("a dataset", "collect") if dataset else ("a store", None)
+    if (out / RUN).is_file():
+        kind = str(_read(out / RUN)["kind"])
+        return f"a run of {kind}", kind
+    if is_store(out / JOURNAL) or (out / "progress.csv").is_file():
+        return "what no command here has begun", None
+    return None
+
+
+def check_kind(out: Path, kind: str) -> None:
+    """Raise unless a directory is free, or was created by the same command.
+
+    Parameters
+    ----------
+    out
+        The directory; it need not exist.
+    kind
+        The command: ``ppo``, ``collect``, ``aps_sweep``, …
+
+    Raises
+    ------
+    ConfigError
+        With a directory that is free.
+    """
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is no directory; write elsewhere: --out {taken(out)}-2")
+    found = content(out)
+    if found is not None and found[1] != kind:
+        raise ConfigError(
+            f"{out} holds {found[0]}, and {kind} would write into it; write elsewhere: "
+            f"--out {taken(out)}-2"
+        )
+
+
+def taken(out: Path) -> Path:
+    """Return a path such that the path with ``-2`` appended does not exist."""
+    while Path(f"{out}-2").exists():
+        out = Path(f"{out}-2")
+    return out
+
+
+def note_of(out: Path) -> Mapping[str, Any] | None:
+    """Return what a run or a dataset says of itself; ``None`` if no command has begun one.
+
+    Of a run: ``kind`` and ``args``, and if it has a checkpoint ``learner``, ``number``, ``steps``
+    and ``finished``. Where there is a replay store, its last commit names the checkpoint, so rows
+    and learner are always of one moment.
+    """
+    if is_store(out):
+        return open_snapshot(out).note or None
+    if not (out / RUN).is_file():
+        return None
+    journal = out / JOURNAL
+    return {**_read(out / RUN), **(open_snapshot(journal).note if is_store(journal) else {})}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = dict(json.loads(path.read_text()))
+        if not (isinstance(found["kind"], str) and isinstance(found["args"], dict)):
+            raise TypeError
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path} is damaged; restore it, or begin another run: --out {taken(path.parent)}-2"
+        ) from error
+    return found

@@ -1,0 +1,1 @@
+"""Experiments that compare learners and settings; docs/experiments/ shows their results."""
