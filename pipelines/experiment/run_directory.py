@@ -91,8 +91,8 @@ class RunDirectory:
             return dict(torch.load(self.checkpoint, weights_only=True))
         except Exception as error:  # of torch.load there are many kinds
             raise ConfigError(
-                f"{self.checkpoint} cannot be read: {error}; restore it, or begin another run: "
-                f"--out {taken(self.path)}-2"
+                f"{self.checkpoint} cannot be read: {' '.join(str(error).split())}; restore it, or "
+                f"begin another run: --out {taken(self.path)}-2"
             ) from error
 
     def commit(self, state: Mapping[str, Any], store: ReplayStore | None, **note: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from torch import Tensor
 
 import clusterenv
 from clusterenv.errors import ClusterEnvError, ConfigError, Diverged
+from pipelines import learners
 from pipelines.experiment import dashboard, options
 from pipelines.experiment.algorithm import Algorithm, Losses, check_algorithm
 from pipelines.experiment.args import FREE, RunArgs, collector_options
@@ -141,9 +143,9 @@ class _Experiment:
         try:
             self.learner.load_state_dict(saved["learner"])
         except (KeyError, ValueError, RuntimeError) as error:
-            out = self.directory.path
+            said, out = " ".join(str(error).split()), self.directory.path
             raise ConfigError(
-                f"{self.directory.checkpoint} does not fit the learner: {error}; begin another "
+                f"{self.directory.checkpoint} does not fit the learner: {said}; begin another "
                 f"run: --out {taken(out)}-2"
             ) from error
         self.episodes.load_state_dict(saved["episodes"])
@@ -314,7 +316,8 @@ class _Experiment:
             further["stop_at"] = None
         if metrics.steps >= args.total_steps:
             further["total_steps"] = 2 * args.total_steps
-        program = f"clusterenv train {self.learner.name}"
+        known = self.learner.name in learners.learners()
+        program = f"clusterenv train {self.learner.name}" if known else f"python {sys.argv[0]}"
         go_on = options.command(program, args, self.learner.presets, **further)
         self.display.sum_up(summary(metrics, self.log.best, files, go_on))
         return Result(

@@ -60,7 +60,7 @@ class QNetwork(nn.Module):
         if not isinstance(action_space, gym.spaces.Discrete) or action_space.start != 0:
             raise ConfigError(
                 f"QNetwork needs actions in Discrete(n), got {action_space}; for continuous "
-                "actions: python -m pipelines.ppo"
+                "actions: clusterenv train ppo"
             )
         shape, actions = observation_space.shape, int(action_space.n)
         if is_image(observation_space):

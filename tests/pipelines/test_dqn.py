@@ -236,7 +236,7 @@ def test_images_are_scaled_and_their_frames_stored_once() -> None:
     ("observations", "actions", "says"),
     [
         (gym.spaces.Discrete(3), TWO, "FlattenObservation"),
-        (BOX, gym.spaces.Box(-1, 1, (2,)), "pipelines.ppo"),
+        (BOX, gym.spaces.Box(-1, 1, (2,)), "clusterenv train ppo"),
         (BOX, gym.spaces.Discrete(2, start=1), "Discrete"),
         (gym.spaces.Box(0, 255, (84, 84, 4), np.uint8), TWO, "channels first"),
     ],
