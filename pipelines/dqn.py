@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from clusterenv.policies import EpsilonGreedy
 from pipelines.experiment import Losses, ReplayAlgorithm, ReplayArgs, main
 from pipelines.experiment.checks import Count, Fraction, Positive, Share
+from pipelines.networks.flat_adam import FlatAdam
 from pipelines.networks.q_network import QNetwork, stack_of
 
 __all__ = ["DQN", "Args", "QArgs", "targets"]
@@ -92,7 +93,7 @@ class DQN(ReplayAlgorithm[QArgs]):
         super().__init__(args, observation_space, action_space)
         self.q = QNetwork(observation_space, action_space, args.hidden, args.duelling)
         self.target = copy.deepcopy(self.q).requires_grad_(False)
-        self.optimizer = torch.optim.Adam(self.q.parameters(), args.lr, eps=1e-5, fused=True)
+        self.optimizer = FlatAdam(self.q, args.lr)
         self.parts = {"q": self.q, "target": self.target, "optimizer": self.optimizer}
         self.updates = 0
         self.stack = stack_of(observation_space)
@@ -116,10 +117,7 @@ class DQN(ReplayAlgorithm[QArgs]):
         values: Tensor = self.q(rows["obs"]).gather(-1, action).squeeze(-1)
         loss = nn.functional.smooth_l1_loss(values, wanted, reduction="none")
         loss = (rows["weights"] * loss).mean()
-        self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self.q.parameters(), self.args.grad_norm)
-        self.optimizer.step()
+        self.optimizer.descend(loss, self.args.grad_norm)
         self.updates += 1
         if self.updates % self.args.target_every == 0:
             self.move_target()

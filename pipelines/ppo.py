@@ -10,7 +10,7 @@ from typing import Any
 
 import gymnasium as gym
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from clusterenv.errors import ConfigError
 from clusterenv.returns import gae, next_values
@@ -18,6 +18,7 @@ from clusterenv.store import Rollout
 from pipelines.experiment import Losses, RolloutAlgorithm, RolloutArgs, main
 from pipelines.experiment.checks import Bound, Count, Limit, NotNegative, Positive, Share
 from pipelines.networks.actor_critic import PPOAgent
+from pipelines.networks.flat_adam import FlatAdam
 from pipelines.networks.running import RewardScaler
 
 __all__ = ["PPO", "Args"]
@@ -86,7 +87,7 @@ class PPO(RolloutAlgorithm[Args]):
         super().__init__(args, observation_space, action_space)
         agent = PPOAgent(observation_space, action_space, args.hidden, args.normalize_obs)
         self.agent = self.policy = agent
-        self.optimizer = torch.optim.Adam(agent.parameters(), args.lr, eps=1e-5, fused=True)
+        self.optimizer = FlatAdam(agent, args.lr)
         self.parts = {"agent": agent, "optimizer": self.optimizer}
         self.scaler = None
         if args.scale_rewards or (args.scale_rewards is None and agent.log_std is not None):
@@ -98,12 +99,10 @@ class PPO(RolloutAlgorithm[Args]):
         if self.scaler is not None:
             rewards = self.scaler(rewards, rows["env"], rows["step"])
         columns = self.prepare(rows, rewards)
-        losses: list[Tensor] = []
         for _ in range(self.args.epochs):
-            losses.clear()
             order = torch.randperm(len(columns[0]))
             split = [column[order].tensor_split(self.args.minibatches) for column in columns]
-            losses += [self.update(*minibatch) for minibatch in zip(*split, strict=True)]
+            losses = [self.update(*minibatch) for minibatch in zip(*split, strict=True)]
         if self.agent.stats is not None:
             # Only now: the update needed the statistics that acted.
             self.agent.stats.update(rows["obs"].flatten(0, 1))
@@ -115,14 +114,14 @@ class PPO(RolloutAlgorithm[Args]):
     def prepare(self, rows: Rollout, rewards: Tensor) -> tuple[Tensor, ...]:
         """Return what an update needs of every row, the rows one after the other."""
         args, agent = self.args, self.agent
-        obs = rows["obs"].flatten(0, 1)
+        obs = agent.normalize(rows["obs"].flatten(0, 1))
         action = rows["raw_action" if agent.log_std is not None else "action"].flatten(0, 1)
         behaviour = rows["log_prob"].flatten()  # of whichever version acted
         # Decoupled clipping: around the policy before this update, not the one that acted.
         # Clipping around an old acting policy would hold the learner near it.
-        proximal = agent.distribution(obs).log_prob(action)
+        proximal, _, values = agent.judge(obs, action)
         correction = (proximal - behaviour).exp().clamp(max=args.max_correction)
-        values = agent.value(obs).view_as(rewards)
+        values = values.view_as(rewards)
         following = next_values(values, rows.tail_rows, agent.value(rows.tail["obs"]))
         ends = rows["terminated"], rows["truncated"]
         advantages = gae(rewards, values, following, *ends, args.gamma, args.lam)
@@ -142,8 +141,8 @@ class PPO(RolloutAlgorithm[Args]):
     ) -> Tensor:
         """Make one step of the optimizer; return losses and diagnostics."""
         args = self.args
-        distribution, value = self.agent.distribution(obs), self.agent.value(obs)
-        log_ratio = distribution.log_prob(action) - proximal
+        log_prob, entropy, value = self.agent.judge(obs, action)
+        log_ratio = log_prob - proximal
         ratio = log_ratio.exp()
         advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         clipped = ratio.clamp(1 - args.clip, 1 + args.clip)
@@ -154,15 +153,13 @@ class PPO(RolloutAlgorithm[Args]):
             near = old_value + (value - old_value).clamp(-args.clip, args.clip)
             error = torch.max(error, (near - target).square())
         value_loss = 0.5 * error.mean()
-        entropy = distribution.entropy().mean()
+        entropy = entropy.mean()
         loss = policy_loss + args.value_coef * value_loss - args.entropy * entropy
-        self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self.agent.parameters(), args.grad_norm)
-        self.optimizer.step()
-        kl = (ratio - 1 - log_ratio).mean()  # Schulman's estimate: never below 0
-        outside = (ratio != clipped).float().mean()
-        return torch.stack([policy_loss, value_loss, entropy, kl, outside]).detach()
+        self.optimizer.descend(loss, args.grad_norm)
+        with torch.no_grad():
+            kl = (ratio - 1 - log_ratio).mean()  # Schulman's estimate: never below 0
+            outside = (ratio != clipped).float().mean()
+            return torch.stack([policy_loss, value_loss, entropy, kl, outside])
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clusterenv.returns import gae, next_values
+from clusterenv.returns import discounted_sums, gae, next_values
 
 GAMMA, LAM = 0.9, 0.8
 
@@ -124,3 +124,22 @@ def test_a_critics_last_dimension_is_refused_not_broadcast() -> None:
         gae(good, good[:, 0], good, NEVER, NEVER, GAMMA, LAM)
     with pytest.raises(ValueError, match=r"truncated must be boolean, got torch.float32"):
         gae(good, good, good, NEVER, good, GAMMA, LAM)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 8, 9, 128, 200])
+def test_sums_over_many_rows_are_those_of_a_loop(rows: int) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    values, discounts = torch.randn(2, rows, 3, generator=generator, dtype=torch.float64)
+    discounts = discounts.sigmoid().masked_fill(discounts > 1.2, 0.0)
+    expected, last = torch.empty_like(values), torch.zeros(3, dtype=torch.float64)
+    for t in reversed(range(rows)):
+        last = expected[t] = values[t] + discounts[t] * last
+    before = values.clone(), discounts.clone()
+    torch.testing.assert_close(discounted_sums(values, discounts), expected)
+    assert torch.equal(values, before[0])
+    assert torch.equal(discounts, before[1])
+
+
+def test_sums_need_a_discount_for_every_value() -> None:
+    with pytest.raises(ValueError, match=r"got \[3\] and \[2\]: discounted_sums"):
+        discounted_sums(torch.zeros(3), torch.zeros(2))

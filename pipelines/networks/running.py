@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from clusterenv.returns import discounted_sums
+
 __all__ = ["RewardScaler", "RunningStats"]
 
 
@@ -87,13 +89,14 @@ class RewardScaler(nn.Module):
             The step in its episode of every row, ``[time, env]``; 0 begins a new return, and so
             does a first row before which steps are missing.
         """
-        returns = torch.empty_like(rewards)
         envs = env[0].long()
-        last = self.returns[envs].where(step[0] == self.following[envs], 0.0)
-        for t in range(len(rewards)):
-            last = rewards[t] + self.gamma * last.masked_fill(step[t] == 0, 0.0)
-            returns[t] = last
-        self.returns[envs] = last
+        before = self.returns[envs].where(step[0] == self.following[envs], 0.0)
+        # Over the rows backwards, the sum of what came before: R_t = r_t + gamma R_{t-1}.
+        gains = torch.cat([before.unsqueeze(0), rewards]).flip(0)
+        begins = torch.cat([torch.ones_like(step[:1]), step]).flip(0) == 0
+        discounts = torch.full_like(gains, self.gamma).masked_fill(begins, 0.0)
+        returns = discounted_sums(gains, discounts).flip(0)[1:]
+        self.returns[envs] = returns[-1]
         self.following[envs] = step[-1].long() + 1
         self.stats.update(returns.flatten())
         return rewards / torch.sqrt(self.stats.var + 1e-8)

@@ -21,6 +21,7 @@ from clusterenv.policies import Context
 from clusterenv.store import Rollout
 from pipelines.experiment import run
 from pipelines.networks.actor_critic import PPOAgent
+from pipelines.networks.flat_adam import FlatAdam
 from pipelines.networks.running import RewardScaler, RunningStats
 from pipelines.ppo import PPO, Args
 
@@ -176,13 +177,23 @@ def test_workers_that_never_pull_keep_the_first_version(tmp_path: Path, cluster:
     assert float(progress(tmp_path)[-1]["lag_mean"]) > 0
 
 
+class Plain(torch.optim.SGD):
+    """Plain gradient descent, with FlatAdam's method."""
+
+    def descend(self, loss: torch.Tensor, max_norm: float) -> None:
+        self.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.param_groups[0]["params"], max_norm)
+        self.step()
+
+
 def learner_of(agent: PPOAgent, **options: Any) -> PPO:
     """Return a learner that improves an agent by plain gradient steps."""
     env = gym.make("CartPole-v1")
     args = Args(hidden=(16,), normalize_obs=False, lr=0.1, anneal=False, **options)
     learner = PPO(args, env.observation_space, env.action_space)
     learner.agent = learner.policy = agent
-    learner.optimizer = torch.optim.SGD(agent.parameters(), 0.1)
+    learner.optimizer = Plain(agent.parameters(), 0.1)
     return learner
 
 
@@ -290,3 +301,42 @@ def test_a_return_does_not_go_on_over_steps_that_are_missing() -> None:
     assert scaler.returns.tolist() == [1.5, 1.5, 1.5]
     scaler(ones, env, torch.tensor([[2, 5, 0], [3, 6, 1]]))  # goes on, steps missing, new episode
     assert scaler.returns.tolist() == [1.875, 1.5, 1.5]
+
+
+def test_a_flat_optimizer_makes_the_same_steps_and_goes_on_from_a_state() -> None:
+    torch.manual_seed(0)
+    nets = [torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2)) for _ in range(3)]
+    for other in nets[1:]:
+        other.load_state_dict(nets[0].state_dict())
+    plain = torch.optim.Adam(nets[0].parameters(), 0.01, eps=1e-5)
+    flat, resumed = FlatAdam(nets[1], 0.01), FlatAdam(nets[2], 0.01)
+    obs = torch.randn(5, 16, 4)
+    for index, rows in enumerate(obs):
+        plain.zero_grad()
+        nets[0](rows).square().mean().backward()
+        torch.nn.utils.clip_grad_norm_(nets[0].parameters(), 0.1)
+        plain.step()
+        if index == 3:
+            nets[2].load_state_dict(nets[1].state_dict())
+            resumed.load_state_dict(flat.state_dict())
+        for net, optimizer in ((nets[1], flat), (nets[2], resumed))[: 2 if index > 2 else 1]:
+            optimizer.descend(net(rows).square().mean(), 0.1)
+    for net in nets[1:]:
+        for ours, theirs in zip(net.parameters(), nets[0].parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("actions", [gym.spaces.Discrete(3), gym.spaces.Box(-1, 1, (2,))])
+def test_the_judgement_of_rows_is_that_of_the_distribution(actions: gym.Space) -> None:
+    agent = PPOAgent(BOX, actions)
+    with torch.no_grad():
+        agent.actor[-1].weight.mul_(100)
+        if agent.log_std is not None:
+            agent.log_std.copy_(torch.tensor([-1.0, 0.5]))
+    obs = torch.randn(16, 3)
+    distribution = agent.distribution(obs)
+    action = distribution.sample()
+    found = agent.judge(agent.normalize(obs), action)
+    expected = distribution.log_prob(action), distribution.entropy(), agent.value(obs)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
