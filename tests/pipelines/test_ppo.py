@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import math
 import re
@@ -318,7 +319,7 @@ def test_a_flat_optimizer_makes_the_same_steps_and_goes_on_from_a_state() -> Non
         plain.step()
         if index == 3:
             nets[2].load_state_dict(nets[1].state_dict())
-            resumed.load_state_dict(flat.state_dict())
+            resumed.load_state_dict(copy.deepcopy(flat.state_dict()))
         for net, optimizer in ((nets[1], flat), (nets[2], resumed))[: 2 if index > 2 else 1]:
             optimizer.descend(net(rows).square().mean(), 0.1)
     for net in nets[1:]:
