@@ -30,7 +30,7 @@ quickstart: .venv/installed  ## collect from CartPole and LunarLander, step by s
 	$(BIN)/python examples/quickstart.py
 
 # Two halves at a time: one waits for clusters while the other computes.
-FIRST := tests/store tests/pipelines tests/fuzz tests/slurm tests/test_examples.py tests/test_style.py
+FIRST := tests/store tests/pipelines tests/studies tests/fuzz tests/slurm tests/test_examples.py tests/test_style.py
 test: .venv/dev  ## run all tests, ruff and mypy among them
 	@$(BIN)/python -m pytest $(FIRST) > .pytest-first.log 2>&1 & first=$$!; \
 	$(BIN)/python -m pytest $(FIRST:%=--ignore=%); second=$$?; \

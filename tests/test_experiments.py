@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.studies import aps_arms, aps_learners, aps_sweep, curves
 from pipelines import learners
-from pipelines.studies import aps_arms, aps_learners, aps_sweep, curves
 
 EXPERIMENTS = Path(__file__).parents[1] / "docs" / "experiments"
 PAGE = " ".join((EXPERIMENTS / "README.md").read_text().replace("\n> ", "\n").split())

@@ -13,6 +13,7 @@ from batches import Fleet
 from distributed import Client
 from small_runs import small
 
+from benchmarks.studies import aps_arms, aps_sweep
 from clusterenv.errors import ConfigError
 from clusterenv.store import Journal, ReplayStore
 from pipelines.apex import Apex
@@ -21,7 +22,6 @@ from pipelines.experiment import run
 from pipelines.experiment.directories import check_kind, content
 from pipelines.experiment.run_directory import find_directory
 from pipelines.ppo import PPO
-from pipelines.studies import aps_arms, aps_sweep
 from pipelines.tools import collect
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.studies import aps_arms
 from clusterenv.errors import ConfigError
 from pipelines import apex, cli, dqn, ppo
 from pipelines.experiment import options
-from pipelines.studies import aps_arms
 from pipelines.tools import collect
 
 OUT = Path("runs/x")

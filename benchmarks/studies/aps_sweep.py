@@ -1,6 +1,6 @@
 """Does adaptive policy synchronization save weights without costing return? An experiment.
 
-``python -m pipelines.studies.aps_sweep`` trains PPO with every rule, then plots, tabulates and
+``python -m benchmarks.studies.aps_sweep`` trains PPO with every rule, then plots, tabulates and
 judges. The same command resumes a sweep that was stopped. A resumed run sends its workers the
 newest version without counting it, so an interrupted run of ``never`` starts over.
 """
@@ -18,14 +18,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from clusterenv.errors import ClusterEnvError, ConfigError
-from pipelines.experiment import options, run
-from pipelines.experiment.directories import check_kind, taken
-from pipelines.experiment.sinks import read_csv
-from pipelines.ppo import PPO
-from pipelines.ppo import Args as PPOArgs
-from pipelines.studies import records
-from pipelines.studies.aps_arms import (
+from benchmarks.studies import records
+from benchmarks.studies.aps_arms import (
     CURVE,
     SETTINGS,
     Args,
@@ -37,7 +31,13 @@ from pipelines.studies.aps_arms import (
     mean,
     table,
 )
-from pipelines.studies.aps_plots import draw
+from benchmarks.studies.aps_plots import draw
+from clusterenv.errors import ClusterEnvError, ConfigError
+from pipelines.experiment import options, run
+from pipelines.experiment.directories import check_kind, taken
+from pipelines.experiment.sinks import read_csv
+from pipelines.ppo import PPO
+from pipelines.ppo import Args as PPOArgs
 
 __all__ = ["sweep"]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from distributed import Client
 
+from benchmarks.studies import records
+from benchmarks.studies.aps_defaults import Outcome, judge, table
+from benchmarks.studies.aps_learners import Args, cases, plan, sweep
 from clusterenv.errors import ConfigError
-from pipelines.studies import records
-from pipelines.studies.aps_defaults import Outcome, judge, table
-from pipelines.studies.aps_learners import Args, cases, plan, sweep
 
 
 def runs(

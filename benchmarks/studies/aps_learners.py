@@ -1,7 +1,7 @@
 """Which learners may pull weights on divergence? PPO, DQN and Ape-X against every-version.
 
-``python -m pipelines.studies.aps_learners`` trains every learner on every environment with every
-rule, then plots, tabulates and judges by :mod:`pipelines.studies.aps_defaults`. The same command
+``python -m benchmarks.studies.aps_learners`` trains every learner on every environment with every
+rule, then plots, tabulates and judges by :mod:`benchmarks.studies.aps_defaults`. The same command
 resumes what was stopped. All settings but the rule come from the learners' presets.
 """
 
@@ -18,17 +18,17 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
+from benchmarks.studies import records
+from benchmarks.studies.aps_arms import Arm
+from benchmarks.studies.aps_defaults import Outcome, Verdict, judge, table
+from benchmarks.studies.aps_learner_plots import draw
+from benchmarks.studies.curves import GOALS
 from clusterenv.errors import ClusterEnvError, ConfigError
 from pipelines import learners
 from pipelines.experiment import options, run
 from pipelines.experiment.checks import Count, Limit, Natural, Options
 from pipelines.experiment.directories import check_kind, taken
 from pipelines.experiment.sinks import read_csv
-from pipelines.studies import records
-from pipelines.studies.aps_arms import Arm
-from pipelines.studies.aps_defaults import Outcome, Verdict, judge, table
-from pipelines.studies.aps_learner_plots import draw
-from pipelines.studies.curves import GOALS
 
 __all__ = ["Args", "sweep"]
 
@@ -54,7 +54,7 @@ class Args(Options):
     thresholds: tuple[Limit, ...] = (0.01, 0.05, 0.1)  # beside every-version
     seeds: tuple[Natural, ...] = (100, 200, 300, 400, 500)  # far apart: environment i gets seed + i
     total_steps: Count | None = (
-        None  # of each run; default: TOTAL_STEPS in pipelines/studies/aps_learners.py
+        None  # of each run; default: TOTAL_STEPS in benchmarks/studies/aps_learners.py
     )
     evaluate_episodes: Count = 20  # of each evaluation
     shards: Count = 2  # worker processes

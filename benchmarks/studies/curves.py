@@ -1,6 +1,6 @@
 """Plot the learning curves of several runs, one figure per environment.
 
-``python -m pipelines.studies.curves docs/experiments/ppo`` reads ``<environment>-<seed>.csv``
+``python -m benchmarks.studies.curves docs/experiments/ppo`` reads ``<environment>-<seed>.csv``
 files; a second argument names another column than ``mean_return``.
 """
 

@@ -10,11 +10,11 @@ from statistics import fmean
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
+from benchmarks.studies.aps_arms import Arm
+from benchmarks.studies.aps_defaults import Outcome, cases
+from benchmarks.studies.aps_plots import style
+from benchmarks.studies.curves import GOALS
 from pipelines.experiment.sinks import read_csv
-from pipelines.studies.aps_arms import Arm
-from pipelines.studies.aps_defaults import Outcome, cases
-from pipelines.studies.aps_plots import style
-from pipelines.studies.curves import GOALS
 
 __all__ = ["draw", "held"]
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev, variance
 
-from pipelines.studies.aps_arms import Arm
+from benchmarks.studies.aps_arms import Arm
 
 __all__ = ["Outcome", "Verdict", "cases", "judge", "table"]
 

@@ -11,7 +11,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pipelines.studies.aps_arms import Args, Arm, Curves, Outcome, by_arm, mean
+from benchmarks.studies.aps_arms import Args, Arm, Curves, Outcome, by_arm, mean
 
 __all__ = ["draw", "spread", "together"]
 

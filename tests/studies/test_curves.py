@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.studies.curves import main, reached, read, table
 from clusterenv.errors import ConfigError
-from pipelines.studies.curves import main, reached, read, table
 
 
 def write(path: Path, returns: list[str]) -> None:

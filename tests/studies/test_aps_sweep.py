@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from distributed import Client
 
+from benchmarks.studies import records
+from benchmarks.studies.aps_arms import Args, Arm, Outcome, arms, judge, table
+from benchmarks.studies.aps_plots import spread, together
+from benchmarks.studies.aps_sweep import plan, sweep
 from clusterenv.errors import ConfigError
 from pipelines.experiment import run
 from pipelines.ppo import PPO
-from pipelines.studies import records
-from pipelines.studies.aps_arms import Args, Arm, Outcome, arms, judge, table
-from pipelines.studies.aps_plots import spread, together
-from pipelines.studies.aps_sweep import plan, sweep
 
 PLOTS = ("return.png", "pulls.png", "throughput.png", "bytes.png")
 
