@@ -236,10 +236,9 @@ class Collector(Lifecycle):
                 "rollout() after iterating: the shards run ahead by themselves now. Use one way "
                 "per collector: for batch in collector, or batches = collector.rollout()"
             )
-        asked = self._receiver.request_fragments()
+        asked = self._receiver.request_rollout()
         batches = sorted((self._take() for _ in range(asked)), key=lambda batch: batch.shard)
-        with self._roster.lock:
-            self._tally.settle()
+        self._receiver.complete_rollout()
         for batch in batches:  # in this order, whichever came first: the same seed, the same run
             self._sample_probe(batch)
         return batches

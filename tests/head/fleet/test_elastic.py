@@ -229,7 +229,7 @@ def test_a_rollout_is_whole_though_a_shard_that_moves_is_to_end(client: Client) 
         receiver, roster = collector._receiver, collector._fleet.roster
         with roster.lock:  # an order of three threads that it allows
             receiver._drain(roster[1])  # it is to move
-            asked = receiver.request_fragments()  # rollout() begins
+            asked = receiver.request_rollout()  # rollout() begins
             collector.scale(1)
         found = [receiver.take() for _ in range(asked)]
         assert sorted(batch.shard for batch in found) == [0, 1]
