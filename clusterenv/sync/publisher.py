@@ -98,11 +98,34 @@ class Publisher:
         self._kept: dict[int, Weights] = {version: first}
         self.announced = Announcement(version, {}, {}, version, first.digest)
         """The newest announcement."""
+        self.requested: Announcement | None = None
+        """The newest when a rollout was requested that is not complete; ``None`` without one."""
+        self._held: frozenset[int] = frozenset()  # that the rollout may act with
 
     @property
     def newest(self) -> Weights:
         """The weights of the newest version."""
         return self._kept[self.version]
+
+    def weights(self, version: int) -> Weights:
+        """Return the weights of a version that is in use or requested."""
+        return self._kept[version]
+
+    def request(self) -> None:
+        """Let a rollout be acted with versions of now, whatever is published until it is complete.
+
+        The versions in use and the newest are kept until :meth:`release`. They are also compared
+        with each version published meanwhile, whether shards have pulled by then or not.
+        """
+        self.requested = self.announced
+        self._held = frozenset((*self._in_use(), self.version))
+
+    def release(self) -> None:
+        """Record that the rollout is complete."""
+        self.requested, self._held = None, frozenset()
+
+    def _used(self) -> set[int]:
+        return {*self._in_use(), *self._held}
 
     def is_newest(self, policy: Policy) -> bool:
         """Whether a policy has the numbers of the newest version.
@@ -166,8 +189,8 @@ class Publisher:
         if self._rule.needs_divergence and len(self.probe):
             began = time.perf_counter()
             with lock:
-                # Until the commit a shard may take up the newest version, and no other.
-                used = {*self._in_use(), self.version}
+                # Until the commit a shard may take up the newest version or the one requested.
+                used = {*self._used(), self.version}
                 kept = {version: self._kept.get(version) for version in used}
                 rows = self.probe.rows() if self._probe_is_new(scalars) else None
             divergences = self._divergences(weights, kept, rows, scalars)
@@ -179,16 +202,14 @@ class Publisher:
         weights, scalars, divergences, changed = prepared
         self.version = weights.version
         self._same_since = self.version if changed else self._same_since
-        used = {*self._in_use(), self.version}
+        used = {*self._used(), self.version}
         kept = {**self._kept, self.version: weights}
         self._kept = {version: kept[version] for version in kept if version in used}
         self.announcements += 1
         self._published = dict(scalars)
         if divergences:
             # A shard may have got a version that was replaced while it was on its way.
-            divergences = {
-                version: divergences.get(version, math.inf) for version in self._in_use()
-            }
+            divergences = {version: divergences.get(version, math.inf) for version in self._used()}
         self.announced = Announcement(
             self.version, divergences, scalars, self._same_since, weights.digest
         )

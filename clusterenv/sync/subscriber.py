@@ -30,8 +30,8 @@ class Subscriber:
         self._loaded = version  # of the weights; later versions may have the same ones
         self.version = version
         """The version that acts: the newest one with the weights that are loaded."""
-        self.newest = Announcement(version, {}, {}, version)
-        """The newest announcement."""
+        self._heard = Announcement(version, {}, {}, version)
+        self._pinned: Announcement | None = None
         self._announcing = threading.Lock()
         self.checks = 0
         """Announcements decided about."""
@@ -41,6 +41,21 @@ class Subscriber:
         self.wanted: int | None = None
         """The version that was requested and has not arrived."""
 
+    @property
+    def newest(self) -> Announcement:
+        """The announcement to decide about: the newest, or the one that is pinned."""
+        return self._pinned or self._heard
+
+    def pin(self, announcement: Announcement | None) -> None:
+        """Decide about this announcement alone, even if a newer one is known; ``None`` ends it.
+
+        In lock-step the credit of a fragment names the version to decide about. Hints that arrive
+        before the fragment begins must not change it.
+        """
+        if announcement is not None:
+            self.announced(announcement)
+        self._pinned = announcement
+
     def announced(self, announcement: Announcement, hint: bool = False) -> None:
         """Take up an announcement, from any thread; one that is not newer is ignored.
 
@@ -48,12 +63,12 @@ class Subscriber:
         rule needs one that is missing, the hint is ignored: the next credit has it.
         """
         with self._announcing:
-            if announcement.version <= self.newest.version:
+            if announcement.version <= self._heard.version:
                 return
             needed = hint and self._rule.needs_divergence
             if needed and self._divergence_from(announcement) is None:
                 return
-            self.newest = announcement
+            self._heard = announcement
 
     def _divergence_from(self, announcement: Announcement) -> float | None:
         if self._loaded >= announcement.same_since:
@@ -68,7 +83,7 @@ class Subscriber:
     @property
     def undecided(self) -> bool:
         """Whether there is a new announcement to decide about, and no pull under way."""
-        return self.newest.version != self._decided and self.wanted is None
+        return self.newest.version > self._decided and self.wanted is None
 
     def decide(self) -> bool:
         """Return whether to request the newest version; decides once per announcement."""

@@ -71,8 +71,9 @@ class MessageKind(enum.IntEnum):
     CREDIT = 21
     """Head to shard, to let it make one more fragment. The blob is a :class:`Credit`; no body."""
     WEIGHTS = 23
-    """Head to shard, the answer to ``PULL``, and after a restart; also from a worker to another,
-    the answer to its ``PULL``. The blob is a :class:`WeightsMeta`; the body is the weights, or
+    """Head to shard, the answer to ``PULL``, and after a restart: the newest version, or in
+    lock-step the one that the credit names. Also from a worker to another, the answer to its
+    ``PULL``. The blob is a :class:`WeightsMeta`; the body is the weights, or
     empty if the shard gets them elsewhere."""
     PING = 24
     """Head to shard, every half second. Blob ``None``; no body. The answer is ``PONG``."""
@@ -160,12 +161,13 @@ class Credit(NamedTuple):
     """Blob of ``CREDIT``."""
 
     fresh: bool
-    """Whether the fragment must be made with the newest policy version that the sync rule asks
-    for (lock-step), or with the version that the shard has (streaming)."""
+    """Whether the sync rule must decide about this credit's announcement alone, and the shard wait
+    for the version if it asks for it (lock-step); or whether the shard begins with the version that
+    it has (streaming)."""
     newest: tuple[Any, ...]
-    """The first fields of the newest ``Announcement`` (see :mod:`clusterenv.sync.announcement`);
-    of the divergences, that of the shard's own version. So a shard depends on no other message
-    to know of a version."""
+    """The first fields of the newest ``Announcement`` (see :mod:`clusterenv.sync.announcement`), in
+    lock-step of the newest when the rollout was requested; of the divergences, that of the shard's
+    own version. So a shard depends on no other message to know of a version."""
 
 
 class WeightsMeta(NamedTuple):

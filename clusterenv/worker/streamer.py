@@ -40,8 +40,9 @@ from clusterenv.worker.weight_transfer import Fetch, WeightPuller, weight_cache_
 
 __all__ = ["Stream"]
 
-Order = bool | Literal["drain"] | None
-"""To make a fragment, and whether with the newest policy; or to drain the shard, or to stop."""
+Order = Announcement | Literal["stream", "drain"] | None
+"""To make a fragment: in lock-step, with the version that the rule chooses by this announcement; or
+with the version that the shard has. Or to drain the shard, or to stop."""
 
 
 class Outgoing(NamedTuple):
@@ -100,11 +101,14 @@ class Stream:
         for helper in helpers:
             helper.start()
         try:
-            while (fresh := self._credits.get()) is not None:
-                if fresh == "drain":  # all credits before it are used up, all fragments are sent
+            while (order := self._credits.get()) is not None:
+                if order == "drain":  # all credits before it are used up, all fragments are sent
                     self._tell(MessageKind.DRAINED, self._loop.waiting_rows)
                     self._wait_for_close()
                     break
+                pinned = order if isinstance(order, Announcement) else None
+                fresh = pinned is not None
+                self._client.pin(pinned)
                 self._synchronize(wait=fresh)
                 self._busy = True
                 newest = max(self._client.newest.version, self._client.version)
@@ -218,8 +222,10 @@ class Stream:
                 blob = self._connection.recv_blob(header)
                 if header.kind == MessageKind.CREDIT:
                     credit = Credit(*blob)
-                    self._client.announced(Announcement(*credit.newest))
-                    self._credits.put(credit.fresh)
+                    newest = Announcement(*credit.newest)
+                    if not credit.fresh:
+                        self._client.announced(newest)
+                    self._credits.put(newest if credit.fresh else "stream")
                 elif header.kind == MessageKind.WEIGHTS:
                     self._receive_weights(header, WeightsMeta(*blob))
                 elif header.kind == MessageKind.DRAIN:

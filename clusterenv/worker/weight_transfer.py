@@ -88,7 +88,8 @@ class WeightPuller:
     thread. :meth:`pull` and :meth:`received` never block.
 
     ``deliver`` is called, in any thread, with the weights, and whether this shard has downloaded
-    them. It is called with ``None`` if they were damaged or did not arrive within the deadline.
+    them. It is called with ``None`` if they were damaged, did not arrive within the deadline, or
+    were replaced in the cache by a newer version.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class WeightPuller:
         """Get weights from the source that the message names."""
         cached = self._cache.get(meta.version) if meta.source == FROM_CACHE else None
         if cached is not None:
-            self._deliver(cached, False)
+            self._deliver_cached(meta, cached)
         else:
             threading.Thread(
                 target=self._wait if meta.source == FROM_CACHE else self._download,
@@ -135,7 +136,12 @@ class WeightPuller:
     def _wait(self, meta: WeightsMeta) -> None:
         weights = self._cache.wait(meta.version, _CACHE_SECONDS, self._closed)
         if not self._closed.is_set():
-            self._deliver(weights, False)
+            self._deliver_cached(meta, weights)
+
+    def _deliver_cached(self, meta: WeightsMeta, weights: Weights | None) -> None:
+        # A newer version may have replaced it, for another shard of the process.
+        right = weights is not None and weights.version == meta.version
+        self._deliver(weights if right else None, False)
 
     def _download(self, meta: WeightsMeta) -> None:
         try:

@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from agents import Recalls, cartpole_policy
+from agents import Recalls, cartpole_policy, changed
 from torch import nn
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 
@@ -144,6 +144,30 @@ def test_the_publisher_compares_versions_in_use_on_its_probe(kind: str) -> None:
     }
     in_use[:] = [2, 2, 2]
     assert set(publisher.publish(policy, {}).divergences) == {2}
+
+
+def test_versions_of_a_rollout_are_kept_and_compared_until_it_is_complete() -> None:
+    policy, in_use = cartpole_policy(), [0]
+    space = gym.spaces.Box(-1, 1, (4,), np.float32)
+    publisher = Publisher(policy, Divergence(0.1), Layout(space), lambda: in_use)
+    publisher.observe([np.ones((8, 4), np.float32)], np.arange(8))
+    publisher.publish(changed(policy, 0.1, 1), {})
+    publisher.request()  # of version 1, while a shard has version 0
+    divergences = []
+    for pulled in (0, 1):  # whether the shard's pull was answered before the next publish
+        in_use[:] = [pulled]
+        divergences.append(publisher.publish(changed(policy, 0.1, 2), {}).divergences)
+    assert divergences[0] == divergences[1]
+    assert set(divergences[0]) == {0, 1}
+    assert publisher.requested is not None
+    assert publisher.weights(publisher.requested.version).version == 1
+    publisher.release()
+    assert publisher.requested is None
+    assert set(publisher.publish(policy, {}).divergences) == {1}
+    in_use[:] = [4]
+    publisher.publish(policy, {})
+    with pytest.raises(KeyError):
+        publisher.weights(1)
 
 
 def test_nothing_is_evaluated_for_rules_that_do_not_ask() -> None:

@@ -151,6 +151,33 @@ def test_a_shard_asks_the_head_for_weights_that_another_did_not_get(
     assert shard.stream.cache.get(1) is not None  # for the other shards
 
 
+def test_a_hint_newer_than_the_credit_changes_no_lock_step_fragment(shard: Shard) -> None:
+    shard.stream.hint(Announcement(5, {}, {}, 5))
+    shard.grant(FRESH, 0)
+    first = FragmentMeta.unpack(shard.until(MessageKind.FRAGMENT))
+    assert (first.version, first.newest, first.checks) == (0, 0, 0)
+    shard.grant(FRESH, 1)
+    assert shard.until(MessageKind.PULL) is False
+    shard.stream.hint(Announcement(6, {}, {}, 6))
+    whole = weights(1)
+    shard.weights(1, None, [whole.buffer], whole.digest)
+    second = FragmentMeta.unpack(shard.until(MessageKind.FRAGMENT))
+    assert (second.version, second.newest, second.checks, second.pulls) == (1, 1, 1, 1)
+    shard.grant(ANY, 1)  # a credit to run ahead: what was heard counts again
+    assert shard.until(MessageKind.PULL) is False
+
+
+def test_a_newer_version_in_the_cache_is_not_the_one_that_was_sent(shard: Shard) -> None:
+    shard.stream.cache.put(weights(2))  # another shard of the process was restarted meanwhile
+    shard.grant(FRESH, 1)
+    assert shard.until(MessageKind.PULL) is False
+    shard.weights(1, FROM_CACHE)
+    assert shard.until(MessageKind.PULL) is True
+    whole = weights(1)
+    shard.weights(1, None, [whole.buffer], whole.digest)
+    assert FragmentMeta.unpack(shard.until(MessageKind.FRAGMENT)).version == 1
+
+
 def test_damaged_weights_are_asked_for_again(shard: Shard) -> None:
     pull(shard, 1)
     shard.weights(1, None, [weights(1).buffer], weights(2).digest)

@@ -17,7 +17,7 @@ from gymnasium.envs.registration import EnvSpec
 from clusterenv import config
 from clusterenv.cluster.connect import ClusterLike
 from clusterenv.data.batch import Batch
-from clusterenv.data.checks import is_number
+from clusterenv.data.checks import check_flag, is_number
 from clusterenv.data.pickling import dumps_by_value
 from clusterenv.data.spaces import Layout
 from clusterenv.errors import ClosedError, ConfigError, shown
@@ -68,6 +68,9 @@ class Collector(Lifecycle):
     credits
         Fragments that each shard may be ahead of the reader when iterating, from 2 to 1024.
         The head holds them in memory.
+    overlap
+        Whether :meth:`rollout` requests the next rollout before it returns one, so that the
+        shards simulate while the learner works. Rollouts are then one version older.
     max_shards
         Workers that join later, and have no shard, get one more of the same size, up to so
         many; by default none. See also :meth:`scale`.
@@ -130,6 +133,7 @@ class Collector(Lifecycle):
         sync: SyncRule | None = None,
         seed: int | None = None,
         credits: int = 2,  # noqa: A002
+        overlap: bool = False,
         max_shards: int | None = None,
         restarts: Restarts | None = None,
         env_faults: EnvFaults | None = None,
@@ -142,6 +146,7 @@ class Collector(Lifecycle):
     ) -> None:
         check_counts(num_envs, shards)
         check_name(name)
+        self._overlap = check_flag("overlap", overlap, "Collector(…, overlap=True)")
         options = CollectorOptions(shards, max_shards, credits, restart_rule(restarts))
         spec = StreamSpec(
             policy=policy,
@@ -182,6 +187,7 @@ class Collector(Lifecycle):
         self._obs_names = [leaf.name("obs") for leaf in layout.leaves if leaf.is_array]
         self._roster = self._fleet.roster
         self._publishing = threading.Lock()  # taken before the roster's lock
+        self._rolling = threading.Lock()  # likewise; a rollout is taken by one thread
         in_use = self._roster.versions_in_use
         self._publisher = Publisher(spec.policy, spec.rule, layout, in_use, spec.version)
         self._tally = Tally(spec.version)
@@ -200,6 +206,12 @@ class Collector(Lifecycle):
 
     def _next(self) -> Batch:
         self._check_open()
+        if self._overlap:
+            raise ConfigError(
+                "a collector with overlap=True returns rollouts only: batches = "
+                "collector.rollout(). To iterate, or to collect(rows), which run ahead anyway: "
+                "Collector(…, overlap=False)"
+            )
         if not self._receiver.streaming:
             self._receiver.stream()
         batch = self._take()
@@ -208,7 +220,10 @@ class Collector(Lifecycle):
 
     @property
     def ready(self) -> int:
-        """Batches that can be taken without waiting; an error that ends the run counts too."""
+        """Batches that can be taken without waiting; an error that ends the run counts too.
+
+        With ``overlap=True``, those of the next rollout that have arrived.
+        """
         self._guard.check()
         return self._receiver.ready
 
@@ -229,20 +244,32 @@ class Collector(Lifecycle):
 
         A shard whose rule wants the newest version waits for it first, so with
         ``EveryVersion`` all rows are of one version. Between calls the shards rest.
+
+        With ``overlap=True`` the next rollout is requested before this one is returned, with the
+        version that is the newest then. Its fragments begin at once and have been simulated, in
+        part or all, when the next call takes them. So if a version is published after each
+        rollout, the rows of the first two are of the first version, and those of each later one
+        are a version older than the newest. The rule decides on the announcement of the request,
+        so the same seed gives the same rows, versions and statistics, however long the learner
+        or a shard takes. :meth:`scale` shows one rollout later, and an error of a shard at the
+        next call. ``close()`` drops a rollout that was requested and not taken.
         """
         self._check_open()
-        if self._receiver.streaming:
-            raise ConfigError(
-                "rollout() after iterating: the shards run ahead by themselves now. Use one way "
-                "per collector: for batch in collector, or batches = collector.rollout()"
-            )
-        asked = self._receiver.request_fragments()
-        batches = sorted((self._take() for _ in range(asked)), key=lambda batch: batch.shard)
-        with self._roster.lock:
-            self._tally.settle()
-        for batch in batches:  # in this order, whichever came first: the same seed, the same run
-            self._sample_probe(batch)
-        return batches
+        with self._rolling:
+            self._check_open()  # by now
+            if self._receiver.streaming:
+                raise ConfigError(
+                    "rollout() after iterating: the shards run ahead by themselves now. Use one "
+                    "way per collector: for batch in collector, or batches = collector.rollout()"
+                )
+            asked = self._receiver.request_rollout()
+            batches = sorted((self._take() for _ in range(asked)), key=lambda batch: batch.shard)
+            self._receiver.complete_rollout()
+            for batch in batches:  # whichever came first: the same seed, the same run
+                self._sample_probe(batch)
+            if self._overlap:
+                self._receiver.request_rollout()
+            return batches
 
     def publish(self, policy: Policy, **scalars: float) -> int:
         """Announce a new version of the policy.

@@ -141,6 +141,7 @@ class Receiver:
     def stats(self) -> Stats:
         """Return the statistics."""
         with self._roster.lock:
+            self._count()
             return self._tally.stats(self._roster, self._publisher, self._telemetry.announced_bytes)
 
     def take(self) -> Batch | BaseException:
@@ -161,18 +162,28 @@ class Receiver:
             for record in self._roster:
                 self._grant(record)
 
-    def request_fragments(self) -> int:
-        """Ask every shard for one fragment, and return how many will arrive."""
+    def request_rollout(self) -> int:
+        """Ask every shard for one fragment, unless that was done; return how many to take."""
         with self._roster.lock:
-            count = self._roster.request()
+            if asked := self._roster.outstanding:
+                return asked
+            asked = self._roster.request()
+            self._publisher.request()
             for record in self._roster:
                 self._grant(record)
-            return count
+            return asked
+
+    def complete_rollout(self) -> None:
+        """Count the fragments of the rollout that was requested, now that all were taken."""
+        with self._roster.lock:
+            self._publisher.release()
+            self._count()
 
     def publish(self, prepared: Prepared) -> Announcement:
         """Make a version the newest, of which every credit tells from now on."""
         with self._roster.lock:
             announcement = self._publisher.commit(prepared)
+            self._count()
             return self._tally.described(announcement, self._roster)
 
     def close(self, timeout: float) -> None:
@@ -188,6 +199,8 @@ class Receiver:
             while not self._opened.empty():
                 self._fleet.stop([self._opened.get()])
             self._multiplexer.close()
+            with self._roster.lock:
+                self._tally.discard()
             self._received.put(ClosedError("this Collector was closed while a reader waited"))
 
     # The thread
@@ -291,18 +304,22 @@ class Receiver:
         for cut in meta.cuts:
             logger.warning("environment %d of %s was rebuilt: %s", cut.env, handle, cut.reason)
         with self._roster.lock:
-            self._roster.received(handle.index, batch.num_rows, meta)
-            self._tally.add(handle.index, body.nbytes, meta)
-            if self.streaming:
-                self._tally.settle()
+            arrival = self._roster.received(handle.index, batch.num_rows, meta)
+            self._tally.add(arrival, body.nbytes)
+            self._count()
             self._received.put(batch)
+
+    def _count(self) -> None:
+        """Count what has arrived, unless it belongs to a rollout that is not complete."""
+        if self._publisher.requested is None:
+            self._tally.settle(self._roster)
 
     def _grant(self, record: ShardRecord) -> None:
         """Send a shard the credits that it may have now; in lock-step, for fresh fragments."""
         more = self._roster.grant(record.index)
         if more:
-            newest = self._publisher.announced.told_to(record.version)
-            blob = dumps(tuple(Credit(not self.streaming, newest)))
+            newest = self._publisher.requested or self._publisher.announced
+            blob = dumps(tuple(Credit(not self.streaming, newest.told_to(record.version))))
             for _ in range(more):
                 self._send(_handle(record), MessageKind.CREDIT, blob)
 
@@ -358,12 +375,13 @@ class Receiver:
             self._multiplexer.wake()
 
     def _admit(self, handle: ShardHandle) -> None:
-        """Listen to a shard that was placed; send it the newest policy, then credits."""
+        """Listen to a shard that was placed; send it the policy, then credits."""
         with self._roster.lock:
             if self._roster.closed:
                 self._opened.put(handle)  # for close() to discard
                 return
-            record = self._roster.admit(handle.index, self._publisher.version)
+            version = self._weights.due(self._roster[handle.index]).version
+            record = self._roster.admit(handle.index, version)
             self._tally.moves += record.because is Reason.MOVE
             self._tally.restarts += record.because is Reason.LOSS
             if self._publisher.announcements:

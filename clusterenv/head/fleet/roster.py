@@ -10,7 +10,7 @@ import enum
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from clusterenv.errors import ClosedError
@@ -20,7 +20,15 @@ if TYPE_CHECKING:
     from clusterenv.head.fleet.handle import ShardHandle
     from clusterenv.transport.messages import FragmentMeta
 
-__all__ = ["InvalidTransition", "Reason", "Roster", "ShardInfo", "ShardRecord", "ShardState"]
+__all__ = [
+    "Arrival",
+    "InvalidTransition",
+    "Reason",
+    "Roster",
+    "ShardInfo",
+    "ShardRecord",
+    "ShardState",
+]
 
 
 class ShardState(enum.StrEnum):
@@ -98,6 +106,17 @@ class ShardInfo:
     envs: range
 
 
+class Arrival(NamedTuple):
+    """A fragment that has arrived, to be counted now or with the rest of its rollout."""
+
+    shard: int
+    rows: int
+    checks: int
+    """Since the fragment before it."""
+    pulls: int
+    meta: FragmentMeta
+
+
 @dataclass(slots=True, eq=False)
 class ShardRecord:
     """All that the head knows of one shard."""
@@ -123,13 +142,13 @@ class ShardRecord:
     delivered: int = 0
     """Rows that have arrived from this incarnation."""
     rows: int = 0
-    """Rows that have arrived from all incarnations; the following counters likewise."""
+    """Rows that were counted, of all incarnations; the following counters likewise."""
     checks: int = 0
     pulls: int = 0
     reported: tuple[int, int] = (0, 0)
-    """Checks and pulls that this incarnation has reported."""
+    """Checks and pulls that this incarnation has reported, counted or not."""
     acted: int | None = None
-    """Policy version in the first row of the last fragment."""
+    """Policy version in the first row of the last fragment that was counted."""
     divergence: float | None = None
     """Of that version from the newest, when the fragment began."""
 
@@ -337,6 +356,11 @@ class Roster:
 
     # Credits and fragments
 
+    @property
+    def outstanding(self) -> int:
+        """Lock-step fragments that were asked for and not taken."""
+        return sum(record.owes + record.waiting for record in self._records)
+
     def request(self) -> int:
         """Have each shard owe one fragment more; return how many fragments will arrive."""
         with self.lock:
@@ -356,20 +380,26 @@ class Roster:
             record.credits += more
             return more
 
-    def received(self, index: int, rows: int, meta: FragmentMeta) -> None:
-        """Count a fragment that has arrived."""
+    def received(self, index: int, rows: int, meta: FragmentMeta) -> Arrival:
+        """Record a fragment that has arrived, for :meth:`count`."""
         with self.lock:
             record = self._records[index]
             record.owes = max(0, record.owes - 1)
             record.credits = max(0, record.credits - 1)
             record.waiting += 1
-            record.rows += rows
             record.delivered += rows
             checks, pulls = record.reported
-            record.checks += meta.checks - checks
-            record.pulls += meta.pulls - pulls
             record.reported = meta.checks, meta.pulls
-            record.acted, record.divergence = meta.version, meta.divergence
+            return Arrival(index, rows, meta.checks - checks, meta.pulls - pulls, meta)
+
+    def count(self, arrival: Arrival) -> None:
+        """Add a fragment to its shard's counters."""
+        with self.lock:
+            record = self._records[arrival.shard]
+            record.rows += arrival.rows
+            record.checks += arrival.checks
+            record.pulls += arrival.pulls
+            record.acted, record.divergence = arrival.meta.version, arrival.meta.divergence
 
     def taken(self, index: int) -> None:
         """Count a batch that the reader has taken."""

@@ -7,22 +7,30 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from clusterenv.head.fleet.roster import Roster
+from clusterenv.head.fleet.roster import Arrival, Roster
 from clusterenv.sync.announcement import Announcement
 from clusterenv.sync.publisher import Publisher
-from clusterenv.transport.messages import FragmentMeta
 
 __all__ = ["Stats", "Tally"]
 
 
 @dataclass(frozen=True)
 class Stats:
-    """Statistics of a collector since it was made."""
+    """Statistics of a collector since it was made.
+
+    The fragments of a rollout, and the weights sent for it, are counted when ``rollout()`` returns
+    it, so the same seed gives the same counts, with ``overlap=True`` too. What depends on time is
+    ``seconds``, ``steps_per_second``, ``evaluation_seconds``, ``announced_bytes``, ``queued`` and
+    ``queued_by_shard``; on lost and moving shards ``restarts``, ``moves``, ``incarnations`` and
+    ``lost_rows``; and on which worker was faster how ``weight_bytes`` and ``relayed_bytes`` share
+    their sum.
+    """
 
     rows: int
     """Received by the head."""
     dropped_rows: int
-    """Rows left behind by a lock-step start or a move (engines that spend steps on resetting)."""
+    """Rows left behind by a lock-step start or a move (engines that spend steps on resetting), and
+    rows that had arrived for a rollout that was not returned before ``close()``."""
     lost_rows: int
     """Rows that lost shards had collected, by their last heartbeat, and not delivered."""
     episodes: int
@@ -81,39 +89,57 @@ class Tally:
     """Counts of all shards together, guarded by the roster's lock."""
 
     def __init__(self, first_version: int) -> None:
-        self.weight_bytes = self.relayed_bytes = 0
+        self._weight_bytes = self._relayed_bytes = 0
         self.dropped_rows = self.lost_rows = self.restarts = self.moves = 0
         self._began = time.monotonic()
         self._first_version = first_version
         self._wire = self._episodes = self._rebuilt = 0
-        self._unsettled: list[tuple[int, list[float], list[int]]] = []
+        self._unsettled: list[tuple[Arrival, int]] = []  # and the bytes of each
+        self._sent = [0, 0]  # bytes of weights since then, from the head and from workers
         self._returns: deque[float] = deque(maxlen=100)
         self._lengths: deque[int] = deque(maxlen=100)
         self._lags: list[int] = [0, 0, 0]  # least, most, sum
         self._fragments = 0
 
-    def add(self, shard: int, nbytes: int, meta: FragmentMeta) -> None:
-        """Count a fragment."""
+    def add(self, arrival: Arrival, nbytes: int) -> None:
+        """Record a fragment, to be counted by :meth:`settle`."""
+        self._unsettled.append((arrival, nbytes))
+
+    def sent(self, nbytes: int, *, relayed: bool = False) -> None:
+        """Record weights that were sent by the head, or relayed by a worker."""
+        self._sent[relayed] += nbytes
+
+    def settle(self, roster: Roster) -> None:
+        """Count the fragments and weights since the last call, in the order of shards.
+
+        In lock-step that is once per rollout, so that neither the order in which fragments arrive
+        nor those of the next rollout change a statistic.
+        """
+        for arrival, nbytes in sorted(self._unsettled, key=lambda each: each[0].shard):
+            roster.count(arrival)
+            self._count(arrival, nbytes)
+        self._unsettled.clear()
+        self._weight_bytes += self._sent[False]
+        self._relayed_bytes += self._sent[True]
+        self._sent = [0, 0]
+
+    def discard(self) -> None:
+        """Count the rows since the last :meth:`settle` as dropped: no rollout returns them."""
+        self.dropped_rows += sum(arrival.rows for arrival, _ in self._unsettled)
+        self._unsettled.clear()
+
+    def _count(self, arrival: Arrival, nbytes: int) -> None:
+        meta = arrival.meta
         self._wire += nbytes
         self.dropped_rows += meta.dropped
         self._episodes += len(meta.returns)
-        self._unsettled.append((shard, meta.returns, meta.lengths))
+        self._returns.extend(meta.returns)
+        self._lengths.extend(meta.lengths)
         self._rebuilt += len(meta.cuts)
         lag = meta.newest - meta.version
         least, most, total = self._lags
         self._lags = [min(least, lag) if self._fragments else lag, max(most, lag), total + lag]
         self._fragments += 1
-
-    def settle(self) -> None:
-        """Add the episodes of the fragments since the last call, in the order of shards.
-
-        In lock-step that is once per rollout, so that the order in which fragments arrive does
-        not change which episodes are the last ones.
-        """
-        for _, returns, lengths in sorted(self._unsettled, key=lambda each: each[0]):
-            self._returns.extend(returns)
-            self._lengths.extend(lengths)
-        self._unsettled.clear()
 
     def described(self, announcement: Announcement, roster: Roster) -> Announcement:
         """Return an announcement with where the run stands, for those who follow it."""
@@ -145,8 +171,8 @@ class Tally:
             announced_bytes=announced_bytes,
             checks=sum(record.checks for record in records),
             pulls=sum(record.pulls for record in records),
-            weight_bytes=self.weight_bytes,
-            relayed_bytes=self.relayed_bytes,
+            weight_bytes=self._weight_bytes,
+            relayed_bytes=self._relayed_bytes,
             wire_bytes=self._wire,
             lag_min=least,
             lag_mean=total / max(1, self._fragments),

@@ -533,6 +533,7 @@ def test_other_engines_stream_real_rows_only(client: Client, engine: str) -> Non
         ({"credits": 1}, "credits must be an integer, at least 2.*got 1: credits=2"),
         ({"credits": 2.5}, "credits must be an integer, at least 2.*got 2.5"),
         ({"credits": 10**9}, "credits must be .*at most 1,024 .*in the head's memory.*: credits=2"),
+        ({"overlap": "yes"}, r"True or False, got 'yes': Collector\(…, overlap=True\)"),
         ({"seed": -1}, "seed must be an integer, at least 0, got -1: seed=1"),
         ({"sync": SimpleNamespace(should_pull=len)}, "is no rule, which has should_pull"),
         ({"sync": Divergence}, "sync=<class .*Divergence'> is no rule"),

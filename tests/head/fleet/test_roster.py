@@ -329,6 +329,18 @@ def test_outstanding_credits_and_waiting_batches_are_never_more_than_the_limit()
     assert roster[0].waiting == 1
 
 
+def test_a_rollout_is_outstanding_until_all_of_its_fragments_are_taken() -> None:
+    roster = running(2)
+    assert roster.outstanding == 0
+    assert roster.request() == roster.outstanding == 2
+    roster.grant(1)
+    roster.received(1, 8, meta())
+    roster.lost(1)
+    assert roster.outstanding == 2
+    roster.taken(1)
+    assert roster.outstanding == 1
+
+
 # Versions and counters
 
 
@@ -345,14 +357,17 @@ def test_versions_in_use_are_those_of_shards_that_act() -> None:
 
 def test_counters_go_on_over_incarnations() -> None:
     roster = running(1)
-    roster.received(0, 8, meta(checks=3, pulls=1))
-    roster.received(0, 8, meta(version=1, checks=5, pulls=2))
+    arrived = [roster.received(0, 8, meta(checks=3, pulls=1))]
+    arrived.append(roster.received(0, 8, meta(version=1, checks=5, pulls=2)))
     roster.lost(0)
     roster.place(0)
     bring_up(roster, 0)
-    assert roster[0].delivered == 0
-    roster.received(0, 8, meta(version=2, checks=1, pulls=1))
     record = roster[0]
+    assert record.delivered == 0
+    arrived.append(roster.received(0, 8, meta(version=2, checks=1, pulls=1)))
+    assert (record.rows, record.delivered, record.checks, record.acted) == (0, 8, 0, None)
+    for arrival in arrived:  # also if that is after the shard was restarted
+        roster.count(arrival)
     assert (record.rows, record.delivered, record.checks, record.pulls) == (24, 8, 6, 3)
     assert (record.acted, record.divergence) == (2, 0.5)
 
