@@ -58,7 +58,7 @@ class RolloutFeed(Feed):
         self._algorithm, self._episodes, self.steps = algorithm, episodes, steps
 
     def collector_options(self) -> dict[str, Any]:
-        return {"overlap": True} if self._algorithm.args.overlap else {}
+        return {"overlap": self._algorithm.args.overlap}
 
     def learn(self, collector: Collector, interrupt: Interrupt) -> Iterator[Losses]:
         args = self._algorithm.args

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -196,3 +197,24 @@ def test_a_learner_that_does_not_fit_the_environment_writes_nothing(tmp_path: Pa
 def test_an_unknown_learner_is_named() -> None:
     with pytest.raises(ConfigError, match="'pp' is no learner that is installed; there is ppo"):
         learners.load("pp")
+
+
+def test_overlap_gives_the_same_curve_whatever_the_timing(
+    tmp_path: Path, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learn = PPO.learn
+    curves = []
+    for name, seconds in (("quick", 0.0), ("slow", 0.3)):
+
+        def waits(self: PPO, rows: Any, progress: float, seconds: float = seconds) -> Any:
+            time.sleep(seconds)  # so that the next rollout is there before this one is learned from
+            return learn(self, rows, progress)
+
+        monkeypatch.setattr(PPO, "learn", waits)
+        run(PPO, short(tmp_path / name, 6 * 256, cluster=cluster, overlap=True, max_lag=1))
+        with (tmp_path / name / "progress.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        timed = ("seconds", "steps_per_second", "queued")
+        curves.append([{k: v for k, v in row.items() if k not in timed} for row in rows])
+    assert len(curves[0]) == 6
+    assert curves[0] == curves[1]
