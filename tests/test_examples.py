@@ -156,6 +156,14 @@ def test_collect_benchmark_prints_ratios() -> None:
     assert "0 pulls, 0 weight bytes" in output
 
 
+def test_the_cost_of_evaluation_is_measured() -> None:
+    output = run("benchmarks/evaluation.py", "--shards", "1", "--rounds", "1", "--seconds", "0.5")
+    ratio = re.search(r"median ratio (\S+) .* (\d+) episodes evaluated", output)
+    assert ratio is not None
+    assert float(ratio[1]) > 0
+    assert int(ratio[2]) >= 10
+
+
 def test_weights_benchmark_finds_the_size_from_which_on_the_relay_pays() -> None:
     names = runpy.run_path(str(ROOT / "benchmarks" / "weights.py"))
     pays_from, rate_of, row = (names[name] for name in ("pays_from", "rate_of", "row"))
