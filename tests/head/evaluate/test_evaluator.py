@@ -229,7 +229,7 @@ def test_an_environment_that_raises_gives_its_error(client: Client, fault: str, 
         evaluate(evaluator, policy, 1)
 
 
-def test_a_nan_policy_is_refused(client: Client) -> None:
+def test_what_cannot_be_evaluated_is_refused(client: Client) -> None:
     policy = cartpole_policy()
     with Evaluator("CartPole-v1", policy, episodes=1, cluster=client) as evaluator:
         nan = cartpole_policy()
@@ -239,6 +239,8 @@ def test_a_nan_policy_is_refused(client: Client) -> None:
             evaluator.publish(nan, 1)
         with pytest.raises(ConfigError, match="publish the policy"):
             evaluator.publish(Says(), 1)
+        with pytest.raises(ConfigError, match=r"epsilon=nan.*publish\(policy, version, epsilon="):
+            evaluator.publish(policy, 1, epsilon=math.nan)
         assert evaluate(evaluator, policy, 2).version == 2
 
 
