@@ -42,6 +42,10 @@ def sabotaged(client: Client, request: pytest.FixtureRequest) -> Iterator[Client
                     pieces = [memoryview(pickle.dumps(fragment.columns))]
                 elif kind == "schema":
                     schema = schema.replace(b"incarnation", b"incarnatiom")
+                elif kind == "shape":  # of a state, which no space tells
+                    fragment.state = {"h": np.zeros((fragment.num_envs, *7 * [1]), np.float32)}
+                    schema, pieces = encode(self, fragment)
+                    schema = schema.replace(b"[1, 1, 1, 1, 1, 1, 1]", b"[%d]" % (10**19 - 1))
                 elif kind == "no schema":
                     schema = None
                 elif kind == "short":
@@ -78,7 +82,7 @@ def sabotaged(client: Client, request: pytest.FixtureRequest) -> Iterator[Client
 
 @pytest.mark.parametrize(
     "sabotaged",
-    ["cut", "offsets", "pickle", "schema", "no schema", "short", "meta", "nested"],
+    ["cut", "offsets", "pickle", "schema", "no schema", "shape", "short", "meta", "nested"],
     indirect=True,
 )
 def test_a_message_that_is_no_fragment_restarts_its_shard(

@@ -24,6 +24,7 @@ from worlds import CountsSteps, Faulty, Gated, Slow
 import clusterenv
 from clusterenv import Evaluator
 from clusterenv.errors import ClosedError, ConfigError, Diverged, EnvError, WaitTimeout, WorkerLost
+from clusterenv.head.evaluate import remote
 from clusterenv.policies import Categorical, Context, Decision, Policy
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -150,6 +151,19 @@ def test_a_lost_worker_is_replaced_and_the_evaluation_repeated(tmp_path: Path) -
             (evaluation,) = evaluator.results()
             assert (evaluation.version, evaluation.lengths.tolist()) == (1, [100])
             assert worker_of(own) != worker
+
+
+def test_a_worker_that_leaves_while_the_evaluation_is_placed_is_not_waited_for(
+    client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    chosen, choose = iter(["tls://127.0.0.1:1"]), remote.choose_worker  # it has left by now
+    policy = Says(2)
+    with Evaluator(lambda: CountsSteps(3), policy, episodes=1, cluster=client) as evaluator:
+        evaluator._remote._release()  # as if its worker was lost
+        monkeypatch.setattr(remote, "choose_worker", lambda *args: next(chosen, choose(*args)))
+        assert evaluate(evaluator, policy, 1).returns.tolist() == [6.0]
+        assert worker_of(client) in client.nthreads()
+    assert "tls://127.0.0.1:1 left before it took clusterenv-evaluator" in caplog.text
 
 
 def _steps(client: Client, worker: str, key: str) -> int:
