@@ -108,7 +108,7 @@ def cpu_seconds(work: Work, directory: Path, change: Callable[[Batch], Batch]) -
         with closing(Journal(directory)) as journal:
             began = time.process_time()
             while rows < work.rows:
-                batch = change(decoder.decode(messages[number % MESSAGES], number))
+                batch = change(decoder.decode(messages[number % MESSAGES], policy_version=0))
                 journal.append(batch)
                 rows, number = rows + batch.num_rows, number + 1
             journal.commit()

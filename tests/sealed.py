@@ -31,7 +31,9 @@ def expected(**changes: Any) -> ExpectedRows:
     return rows._replace(**changes)
 
 
-def fragment(seed: int = 0, horizon: int = HORIZON, origin: Origin = ORIGIN) -> Fragment:
+def fragment(
+    seed: int = 0, horizon: int = HORIZON, origin: Origin = ORIGIN, version: int = 7
+) -> Fragment:
     """Two environments; an episode of the first ends after the first step."""
     rng, width = np.random.default_rng(seed), origin.num_envs
     rows = width * horizon
@@ -51,7 +53,7 @@ def fragment(seed: int = 0, horizon: int = HORIZON, origin: Origin = ORIGIN) -> 
         "episode": np.zeros(rows, np.int32),
         "step": np.repeat(np.arange(horizon, dtype=np.int32), width),
         "env": np.tile(origin.first_env + np.arange(2, dtype=np.int32), horizon),
-        "version": np.full(rows, 7, np.int32),
+        "version": np.full(rows, version, np.int32),
     }
     last = [row for row in range(rows - width, rows) if row]
     tail_rows = np.array([0, *last[::-1]])  # as an env loop gives them: not in order

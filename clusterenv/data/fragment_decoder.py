@@ -144,7 +144,10 @@ class FragmentDecoder:
         self._first_rows = np.arange(origin.num_envs)
 
     def decode(self, body: Array, policy_version: int, cuts: Sequence[Cut] = ()) -> Batch:
-        """Return the batch of a message, as views of it; raise ``ValueError`` if it is invalid."""
+        """Return the batch of a message, as views of it; raise ``ValueError`` if it is invalid.
+
+        ``policy_version`` must be the oldest of the first time row.
+        """
         raw = pa.py_buffer(body)
         batch = read_message(raw, self._schema)
         if batch.num_rows != self._rows:
@@ -159,6 +162,9 @@ class FragmentDecoder:
         env, first, width = columns["env"], self._origin.first_env, self._origin.num_envs
         if env.min() < first or env.max() >= first + width:
             raise ValueError(f"environments {env.min()}–{env.max()} are not of this shard")
+        oldest = columns["version"][:width].min()
+        if oldest != policy_version:
+            raise ValueError(f"its rows begin with version {oldest}, and not {policy_version}")
         ends = columns["terminated"] | columns["truncated"]
         ends[-width:] = True
         tail_rows = np.flatnonzero(ends)

@@ -107,6 +107,16 @@ class Policy(nn.Module):
         return {}
 
 
+def check_policy(policy: Any) -> None:
+    """Raise ``ConfigError`` if the policy of a collector or an evaluator is none."""
+    if not isinstance(policy, Policy):
+        raise ConfigError(
+            f"policy is a {type(policy).__name__}; wrap it: "
+            "clusterenv.policies.Categorical(module), Gaussian(module, action_space), "
+            "EpsilonGreedy(q_module) or CleanRL(agent)"
+        )
+
+
 def choose(distribution: Distribution, context: Context) -> Tensor:
     """Sample actions from a distribution, or take its mode if the context is deterministic.
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from clusterenv.data.checks import is_number
 from clusterenv.errors import ConfigError, shown
 
 __all__ = [
@@ -14,6 +16,7 @@ __all__ = [
     "Announcement",
     "check_scalars",
     "event_seconds",
+    "finite_scalars",
     "from_message",
     "to_message",
     "topic_of",
@@ -113,6 +116,24 @@ def from_message(message: Mapping[str, Any]) -> Announcement:
         f"{FORMAT}: the run's head has a newer one. Install the same version here: "
         "pip install --upgrade clusterenv"
     )
+
+
+def finite_scalars(scalars: Mapping[str, Any], right: str) -> dict[str, float]:
+    """Return the scalars of ``publish()`` as floats; raise ``ConfigError`` if one is not finite.
+
+    ``right`` is what comes before the scalars in a right call.
+
+    Examples
+    --------
+    >>> finite_scalars({"epsilon": 1}, "publish(policy")
+    {'epsilon': 1.0}
+    """
+    for name, value in scalars.items():
+        if not is_number(value) or not math.isfinite(value):
+            raise ConfigError(
+                f"publish({name}={shown(value)}): scalars are finite numbers, {right}, {name}=0.1)"
+            )
+    return {name: float(value) for name, value in scalars.items()}
 
 
 def check_scalars(scalars: Mapping[str, float]) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from clusterenv.data.checks import check_choice, check_whole
 from clusterenv.data.processes import this_process
 from clusterenv.errors import ConfigError
-from clusterenv.policies.policy import Policy
+from clusterenv.policies.policy import Policy, check_policy
 from clusterenv.simulation.engines.base import EnvDescription
 from clusterenv.simulation.env_faults import EnvFaults
 from clusterenv.simulation.policy_spaces import TEXT
@@ -79,12 +79,7 @@ class StreamSpec:
     """How text in observations is handled."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.policy, Policy):
-            raise ConfigError(
-                f"policy is a {type(self.policy).__name__}; wrap it: "
-                "clusterenv.policies.Categorical(module), Gaussian(module, action_space), "
-                "EpsilonGreedy(q_module) or CleanRL(agent)"
-            )
+        check_policy(self.policy)
         check_whole("horizon", self.horizon, "horizon=128", least=1, most=_MOST_TIME_ROWS)
         if self.seed is not None:
             check_whole("seed", self.seed, "seed=1")

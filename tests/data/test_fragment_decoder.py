@@ -267,6 +267,18 @@ def test_an_altered_schema_is_refused_or_that_of_the_shard() -> None:
             FragmentDecoder(other, expected())
 
 
+def test_the_version_of_a_fragment_is_the_oldest_of_its_first_time_row(
+    message: tuple[FragmentDecoder, np.ndarray],
+) -> None:
+    decoder, body = message
+    rows = decoder.decode(body, 7).record_batch
+    switched = encoded(with_column(rows, "version", pa.array([8, 7, 9, 9, 9, 6], pa.int32())))
+    assert decoder.decode(switched, 7).policy_version == 7
+    for version in (6, 8, 2**62):
+        with pytest.raises(ValueError, match=f"begin with version 7, and not {version}"):
+            decoder.decode(switched, version)
+
+
 def test_a_fragment_of_a_shorter_horizon_is_refused() -> None:
     schema, body = sealed(FragmentEncoder(ORIGIN), fragment(horizon=2))
     assert schema is not None

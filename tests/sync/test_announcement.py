@@ -15,6 +15,7 @@ from clusterenv.sync.announcement import (
     Announcement,
     check_scalars,
     event_seconds,
+    finite_scalars,
     from_message,
     to_message,
 )
@@ -57,6 +58,13 @@ def test_a_message_has_at_most_4_kb_whatever_the_number_of_shards() -> None:
     assert min(kept) == 2**30 + 9_900  # those that diverged most
     with pytest.raises(ConfigError, match=r"47 scalars take 1,5.. bytes .*register_buffer"):
         check_scalars({**scalars, 24 * "y": 0.1})
+
+
+@pytest.mark.parametrize("value", ["high", None, True, math.nan, -math.inf, 10**400])
+def test_a_scalar_that_is_no_finite_number_is_named(value: Any) -> None:
+    right = r"scalars are finite numbers, publish\(policy, version, epsilon=0\.1\)"
+    with pytest.raises(ConfigError, match=rf"publish\(epsilon=.*\): {right}"):
+        finite_scalars({"decay": 0.5, "epsilon": value}, "publish(policy, version")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +37,7 @@ from clusterenv.head.monitor.stats import Stats, Tally
 from clusterenv.head.monitor.telemetry import Telemetry
 from clusterenv.policies.policy import Policy
 from clusterenv.simulation.env_faults import EnvFaults
-from clusterenv.sync.announcement import check_scalars
+from clusterenv.sync.announcement import check_scalars, finite_scalars
 from clusterenv.sync.publisher import Publisher
 from clusterenv.sync.rules import EveryVersion, SyncRule
 from clusterenv.sync.weights import manifest_of
@@ -298,13 +297,7 @@ class Collector(Lifecycle):
                 f"publish() got a {type(policy).__name__}; publish the policy that the collector "
                 "was made with, or a copy of it: collector.publish(policy)"
             )
-        for name, value in scalars.items():
-            if not is_number(value) or not math.isfinite(value):
-                raise ConfigError(
-                    f"publish({name}={shown(value)}): scalars are finite numbers, "
-                    f"publish(policy, {name}=0.1)"
-                )
-        numbers = {name: float(value) for name, value in scalars.items()}
+        numbers = finite_scalars(scalars, "publish(policy")
         check_scalars({**self._publisher.announced.scalars, **numbers})
         with self._publishing:
             # Evaluated outside the lock that receiving needs, and so is the cached checksum.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import secrets
 import threading
 from collections import deque
@@ -17,16 +16,17 @@ from gymnasium.envs.registration import EnvSpec
 from clusterenv import config
 from clusterenv.cluster.connect import ClusterLike, connect, starts_cluster
 from clusterenv.data.buffer_pool import BufferPool
-from clusterenv.data.checks import check_flag, check_whole, is_number
+from clusterenv.data.checks import check_flag, check_whole
 from clusterenv.data.pickling import dumps_by_value
-from clusterenv.errors import ClosedError, ConfigError, WaitTimeout, shown
+from clusterenv.errors import ClosedError, WaitTimeout
 from clusterenv.head.evaluate.remote import RemoteEvaluation
 from clusterenv.head.evaluate.result import Evaluation
 from clusterenv.head.fleet.launch import EvaluationSpec, make_recipe, pickled_recipe
 from clusterenv.head.fleet.restarts import Restarts, restart_rule
 from clusterenv.head.lifecycle import Lifecycle
-from clusterenv.policies.policy import Policy
+from clusterenv.policies.policy import Policy, check_policy
 from clusterenv.simulation.quotas import split_episodes
+from clusterenv.sync.announcement import finite_scalars
 from clusterenv.sync.weights import Weights, check_numbers, manifest_of, pack
 
 __all__ = ["Evaluator"]
@@ -107,7 +107,7 @@ class Evaluator(Lifecycle):
         check_whole("episodes", episodes, right, least=1, most=_MOST_EPISODES)
         check_whole("num_envs", num_envs, right, least=1, most=_MOST_EPISODES)
         check_flag("deterministic", deterministic, "Evaluator(env, policy, deterministic=True)")
-        _check_policy(policy)
+        check_policy(policy)
         seed = secrets.randbits(31) if seed is None else seed
         self.seed = check_whole("seed", seed, "Evaluator(env, policy, seed=1)")
         config.check()
@@ -166,24 +166,19 @@ class Evaluator(Lifecycle):
         Raises
         ------
         ConfigError
-            If it is another policy.
+            If it is another policy, or a scalar is no finite number.
         Diverged
             If the policy is NaN.
         """
         self._check_open()
         self._versions.check()
-        _check_policy(policy)
+        check_policy(policy)
         right = "publish(policy, version=1)"
         check_whole("version", version, right)
-        for name, value in scalars.items():
-            if not is_number(value) or not math.isfinite(value):
-                raise ConfigError(
-                    f"publish({name}={shown(value)}): scalars are finite numbers, "
-                    f"publish(policy, version, {name}=0.1)"
-                )
+        numbers = finite_scalars(scalars, "publish(policy, version")
         check_numbers(policy, version)
         weights = pack(policy, self._manifest, version, self._pool)
-        replaced = self._versions.put(_Version(weights, scalars))
+        replaced = self._versions.put(_Version(weights, numbers))
         return None if replaced is None else replaced.weights.version
 
     def results(self) -> Iterator[Evaluation]:
@@ -303,12 +298,3 @@ def _serve(versions: _Versions, remote: RemoteEvaluation) -> None:
         pass
     except BaseException as error:
         versions.fail(error)
-
-
-def _check_policy(policy: Any) -> None:
-    if not isinstance(policy, Policy):
-        raise ConfigError(
-            f"policy is a {type(policy).__name__}; wrap it: "
-            "clusterenv.policies.Categorical(module), Gaussian(module, action_space), "
-            "EpsilonGreedy(q_module) or CleanRL(agent)"
-        )

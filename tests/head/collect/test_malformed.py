@@ -42,6 +42,10 @@ def sabotaged(client: Client, request: pytest.FixtureRequest) -> Iterator[Client
                     pieces = [memoryview(pickle.dumps(fragment.columns))]
                 elif kind == "schema":
                     schema = schema.replace(b"incarnation", b"incarnatiom")
+                elif kind == "shape":  # of a state, which no space tells
+                    fragment.state = {"h": np.zeros((fragment.num_envs, *7 * [1]), np.float32)}
+                    schema, pieces = encode(self, fragment)
+                    schema = schema.replace(b"[1, 1, 1, 1, 1, 1, 1]", b"[%d]" % (10**19 - 1))
                 elif kind == "no schema":
                     schema = None
                 elif kind == "short":
@@ -53,10 +57,12 @@ def sabotaged(client: Client, request: pytest.FixtureRequest) -> Iterator[Client
             return schema, pieces
 
         def wrong_pack(self: Any) -> bytes:
-            if kind in ("meta", "nested") and FragmentMeta.wrong:  # type: ignore[attr-defined]
+            if kind in ("meta", "nested", "version") and FragmentMeta.wrong:  # type: ignore[attr-defined]
                 FragmentMeta.wrong = False  # type: ignore[attr-defined]
                 nested = pack(self._replace(cuts=[])) + b"[" * 100_000
-                return nested if kind == "nested" else pickle.dumps(tuple(self))
+                newer = pack(self._replace(version=self.version + 1))
+                sent = {"nested": nested, "version": newer, "meta": pickle.dumps(tuple(self))}
+                return sent[kind]
             return pack(self)
 
         FragmentEncoder.wrong = FragmentMeta.wrong = True  # type: ignore[attr-defined]
@@ -78,7 +84,18 @@ def sabotaged(client: Client, request: pytest.FixtureRequest) -> Iterator[Client
 
 @pytest.mark.parametrize(
     "sabotaged",
-    ["cut", "offsets", "pickle", "schema", "no schema", "short", "meta", "nested"],
+    [
+        "cut",
+        "offsets",
+        "pickle",
+        "schema",
+        "no schema",
+        "shape",
+        "short",
+        "meta",
+        "nested",
+        "version",
+    ],
     indirect=True,
 )
 def test_a_message_that_is_no_fragment_restarts_its_shard(

@@ -24,6 +24,7 @@ from worlds import CountsSteps, Faulty, Gated, Slow
 import clusterenv
 from clusterenv import Evaluator
 from clusterenv.errors import ClosedError, ConfigError, Diverged, EnvError, WaitTimeout, WorkerLost
+from clusterenv.head.evaluate import remote
 from clusterenv.policies import Categorical, Context, Decision, Policy
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -152,6 +153,19 @@ def test_a_lost_worker_is_replaced_and_the_evaluation_repeated(tmp_path: Path) -
             assert worker_of(own) != worker
 
 
+def test_a_worker_that_leaves_while_the_evaluation_is_placed_is_not_waited_for(
+    client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    chosen, choose = iter(["tls://127.0.0.1:1"]), remote.choose_worker  # it has left by now
+    policy = Says(2)
+    with Evaluator(lambda: CountsSteps(3), policy, episodes=1, cluster=client) as evaluator:
+        evaluator._remote._release()  # as if its worker was lost
+        monkeypatch.setattr(remote, "choose_worker", lambda *args: next(chosen, choose(*args)))
+        assert evaluate(evaluator, policy, 1).returns.tolist() == [6.0]
+        assert worker_of(client) in client.nthreads()
+    assert "tls://127.0.0.1:1 left before it took clusterenv-evaluator" in caplog.text
+
+
 def _steps(client: Client, worker: str, key: str) -> int:
     def steps(dask_worker: Any) -> int:
         return int(dask_worker.state.actors[key]._player.steps)
@@ -229,7 +243,7 @@ def test_an_environment_that_raises_gives_its_error(client: Client, fault: str, 
         evaluate(evaluator, policy, 1)
 
 
-def test_a_nan_policy_is_refused(client: Client) -> None:
+def test_what_cannot_be_evaluated_is_refused(client: Client) -> None:
     policy = cartpole_policy()
     with Evaluator("CartPole-v1", policy, episodes=1, cluster=client) as evaluator:
         nan = cartpole_policy()
@@ -239,6 +253,8 @@ def test_a_nan_policy_is_refused(client: Client) -> None:
             evaluator.publish(nan, 1)
         with pytest.raises(ConfigError, match="publish the policy"):
             evaluator.publish(Says(), 1)
+        with pytest.raises(ConfigError, match=r"epsilon=nan.*publish\(policy, version, epsilon="):
+            evaluator.publish(policy, 1, epsilon=math.nan)
         assert evaluate(evaluator, policy, 2).version == 2
 
 

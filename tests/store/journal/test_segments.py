@@ -38,7 +38,7 @@ def received(count: int) -> list[Batch]:
     batches = []
     for number in range(count):
         at = number % 2
-        schema, body = sealed(encoders[at], fragment(number, origin=origins[at]))
+        schema, body = sealed(encoders[at], fragment(number, origin=origins[at], version=number))
         if schema is not None:
             decoders[at] = FragmentDecoder(schema, expected(origin=origins[at]))
         batches.append(decoders[at].decode(body, policy_version=number))
