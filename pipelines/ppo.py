@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import torch
@@ -30,6 +30,7 @@ class Args(RolloutArgs):
 
     env: str = "LunarLander-v3"  # id of a Gymnasium environment
     total_steps: Count = 1_000_000  # environment steps, summed over all environments
+    sync: Literal["every-version", "every", "divergence", "never"] = "every-version"  # when to pull
     threshold: Limit = 0.05  # with --sync divergence: pull above this divergence
     lr: Positive = 3e-4  # learning rate of Adam
     anneal: bool = True  # decrease the learning rate linearly to 0
