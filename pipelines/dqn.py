@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from clusterenv.policies import EpsilonGreedy
 from pipelines.experiment import Losses, ReplayAlgorithm, ReplayArgs, main
-from pipelines.experiment.checks import Count, Fraction, Positive, Share
+from pipelines.experiment.checks import Count, Fraction, Limit, Positive, Share
 from pipelines.networks.flat_adam import FlatAdam
 from pipelines.networks.q_network import QNetwork, stack_of
 
@@ -39,6 +39,7 @@ class QArgs(ReplayArgs):
 class Args(QArgs):
     """Options; ``DQN.preset`` returns tuned ones for some environments."""
 
+    threshold: Limit = 0.1  # with --sync divergence: pull above this divergence
     epsilon_start: Share = 1.0  # probability of a random action at first
     epsilon_end: Share = 0.01  # and from --epsilon-steps on
     epsilon_steps: Count = 20_000  # steps in which it comes down, linearly
