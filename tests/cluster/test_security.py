@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import re
 import socket
 import ssl
@@ -20,8 +19,6 @@ import torch
 from distributed import Client
 from distributed.security import Security
 from gymnasium.vector import AutoresetMode
-from pipelines.experiment.saved_policies import load_policy
-from pipelines.run import Run
 
 import clusterenv
 from clusterenv.cluster.security import choose_security, in_files
@@ -33,6 +30,9 @@ from clusterenv.transport.endpoint import connect
 from clusterenv.transport.messages import MessageKind, ResetRequest
 from clusterenv.worker.actor import Shard
 from clusterenv.worker.specs import ShardSpec
+from pipelines.experiment.run_directory import RunDirectory
+from pipelines.ppo import PPO
+from pipelines.tools.saved_policies import load_policy
 
 
 def certificate_of(security: Security) -> ssl.SSLContext:
@@ -231,14 +231,18 @@ class Bomb:
 
 def test_a_checkpoint_cannot_run_code(tmp_path: Path) -> None:
     went_off = tmp_path / "went-off"
-    torch.save({"agent": Bomb(went_off)}, tmp_path / "checkpoint.pt")
-    with pytest.raises(pickle.UnpicklingError, match=r"[Ww]eights"):
-        Run(tmp_path, resume=True).load()
+    run = RunDirectory(PPO.preset("CartPole-v1", out=tmp_path), "ppo", ())
+    run.commit({}, None)
+    assert run.checkpoint is not None
+    torch.save({"agent": Bomb(went_off)}, run.checkpoint)
+    with pytest.raises(ConfigError, match=r"cannot be read: [Ww]eights"):
+        run.load()
     box, two = gym.spaces.Box(-1, 1, (4,)), gym.spaces.Discrete(2)
-    with pytest.raises(ConfigError, match="is no checkpoint for this environment"):
+    with pytest.raises(ConfigError, match=r"is no checkpoint of a learner: [Ww]eights"):
         load_policy(str(tmp_path), box, two, 0.0)
+    run.close()
     assert not went_off.exists()
-    torch.load(tmp_path / "checkpoint.pt", weights_only=False)
+    torch.load(run.checkpoint, weights_only=False)
     assert went_off.exists()  # the bomb is one
 
 

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 from batches import Fleet, fill
-from pipelines.run import Run
 
 import clusterenv
 from clusterenv.errors import ClusterEnvError, StoreDamaged, StoreNotWritten, StoreUnreadable
 from clusterenv.store import Journal, Prioritized, ReplayStore
+from pipelines.experiment.run_directory import RunDirectory
+from pipelines.ppo import PPO
 from pipelines.tools.inspection import describe
 
 
@@ -185,11 +186,11 @@ def test_columns_stay_in_the_directory_that_the_store_made(tmp_path: Path) -> No
 def test_links_where_a_run_writes_are_replaced(tmp_path: Path, victim: Path) -> None:
     out = tmp_path / "run"
     out.mkdir()
-    for name in ("checkpoint", "progress", "metrics"):
+    for name in ("learner-1", "run"):
         (out / f"{name}.tmp").symlink_to(victim)
-    run = Run(out)
-    run.open()
-    run.save({"weight": torch.ones(2)})
+    run = RunDirectory(PPO.preset("CartPole-v1", out=out), "ppo", ())
+    run.begin()
+    run.commit({"weight": torch.ones(2)}, None)
     run.close()
     assert victim.read_text() == "precious"
     assert run.load()["weight"].tolist() == [1, 1]
