@@ -208,13 +208,18 @@ def test_more_shards_that_are_wanted_while_one_still_ends() -> None:
     check(batches)
 
 
+def lost(shard: Any) -> bool:
+    return shard.state != "running" or shard.incarnation > 0
+
+
 def test_fewer_shards_that_are_wanted_while_one_is_placed_again() -> None:
     """It ends as soon as it is back, and its seeds are never used again."""
     batches: list[Batch] = []
     with clusterenv.connect("local", n_workers=3) as client, collecting(client) as collector:
         batches += collector.collect(100)
         os.kill(client.run(os.getpid)[collector.shards[1].worker], signal.SIGKILL)
-        assert take_until(collector, batches, lambda: collector.shards[1].state != "running")
+        # On a busy machine it may be back before the next batch.
+        assert take_until(collector, batches, lambda: lost(collector.shards[1]))
         collector.scale(1)
         assert take_until(collector, batches, lambda: len(collector.shards) == 1)
         collector.scale(2)
