@@ -88,21 +88,12 @@ def test_a_dataset_has_exactly_the_rows_and_grows_with_another_session(
 
 
 def test_a_collection_that_is_killed_goes_on_with_the_same_command(
-    tmp_path: Path,
-    cluster: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, cluster: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "data"
     command = [
-        *(
-            sys.executable,
-            *("-m", "pipelines.cli", "collect"),
-            "--env",
-            "CartPole-v1",
-            "--out",
-            str(out),
-        ),
+        *(sys.executable, "-m", "pipelines.cli", "collect"),
+        *("--env", "CartPole-v1", "--out", str(out)),
         *("--rows", "100_000", "--num-envs", "4", "--horizon", "32", "--shards", "2"),
         *("--commit-seconds", "0.05", "--cluster", cluster),
     ]
@@ -114,8 +105,7 @@ def test_a_collection_that_is_killed_goes_on_with_the_same_command(
     assert committed
     before = clusterenv.open_dataset(out).count_rows()
     assert 0 < before < 100_000
-    monkeypatch.setattr(sys, "argv", command[2:])
-    main()
+    main(command[4:])
     said = capsys.readouterr().out
     assert f"from {before:,} rows" in said
     assert "100%" in said
@@ -126,14 +116,8 @@ def test_a_collection_that_is_killed_goes_on_with_the_same_command(
 def test_a_signal_commits_what_there_is(tmp_path: Path, cluster: str, number: int) -> None:
     out = tmp_path / "data"
     command = [
-        *(
-            sys.executable,
-            *("-m", "pipelines.cli", "collect"),
-            "--env",
-            "CartPole-v1",
-            "--out",
-            str(out),
-        ),
+        *(sys.executable, "-m", "pipelines.cli", "collect"),
+        *("--env", "CartPole-v1", "--out", str(out)),
         *("--rows", "1_000_000_000", "--num-envs", "4", "--horizon", "32", "--shards", "2"),
         *("--commit-seconds", "0.05", "--cluster", cluster),
     ]
