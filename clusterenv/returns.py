@@ -17,10 +17,13 @@ With a rollout of a :class:`clusterenv.RolloutStore`, and a critic ``value(obs)`
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-__all__ = ["discounted_sums", "gae", "next_values"]
+__all__ = ["VTrace", "discounted_sums", "gae", "next_values", "vtrace"]
 
 
 @torch.no_grad()
@@ -132,23 +135,103 @@ def gae(
     >>> gae(reward, value, final, yes, ~yes, gamma=0.5, lam=1.0).item()
     -3.0
     """
-    given = {
-        "rewards": rewards,
-        "values": values,
-        "next_values": next_values,
-        "terminated": terminated,
-        "truncated": truncated,
-    }
-    for name, tensor in given.items():
-        if tensor.ndim != 2 or tensor.shape != rewards.shape:
-            shapes = ", ".join(f"{each} {_shape(given[each])}" for each in given)
-            raise ValueError(f"all must be [time, env] alike, and {name} is not: {shapes}")
-    for name in ("terminated", "truncated"):
-        if given[name].dtype != torch.bool:
-            raise ValueError(f"{name} must be boolean, got {given[name].dtype}: {name}.bool()")
+    floats = {"rewards": rewards, "values": values, "next_values": next_values}
+    _check_alike(floats, {"terminated": terminated, "truncated": truncated})
     deltas = rewards + gamma * next_values.masked_fill(terminated, 0.0) - values
     carry = gamma * lam * (~(terminated | truncated)).to(deltas.dtype)
     return discounted_sums(deltas, carry)
+
+
+class VTrace(NamedTuple):
+    """What :func:`vtrace` returns, ``[time, env]`` each."""
+
+    targets: Tensor
+    """``vs``, what the critic should say of every row's observation."""
+    advantages: Tensor
+    """Of the policy gradient; the importance weight of the row's own action is in it."""
+
+
+@torch.no_grad()
+def vtrace(
+    log_ratios: Tensor,
+    rewards: Tensor,
+    values: Tensor,
+    next_values: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    gamma: float | Tensor,
+    lam: float = 1.0,
+    rho_bar: float | None = 1.0,
+    rho_pg: float | None = 1.0,
+    mask: Tensor | None = None,
+) -> VTrace:
+    """Return value targets and advantages of rows that another policy acted (IMPALA).
+
+    With ``w_t = exp(log_ratio_t)``, ``g_t = gamma (1 - terminated_t)`` and ``V'_t``, the value of
+    the true next observation::
+
+        rho_t   = min(rho_bar, w_t),  c_t = lam min(1, w_t)
+        delta_t = rho_t (r_t + g_t V'_t - V_t)
+        vs_t    = V_t + delta_t + g_t c_t (1 - truncated_t) (vs_{t+1} - V_{t+1})
+        A_t     = min(rho_pg, w_t) (r_t + g_t q_{t+1} - V_t)
+
+    ``q_{t+1}`` is ``lam vs_{t+1} + (1 - lam) V_{t+1}``, and ``V'_t`` at the end of an episode and
+    in the last row. On rows that the policy acted itself, ``vs`` with ``lam=1`` is the n-step
+    return.
+
+    Parameters
+    ----------
+    log_ratios
+        Log-probability of every action by the policy that is judged, minus that by the policy
+        that acted, ``[time, env]``.
+    rewards, values, next_values, terminated, truncated
+        As for :func:`gae`.
+    gamma
+        Discount per step; or of every row, ``[time, env]``.
+    lam
+        How far later rows count.
+    rho_bar, rho_pg
+        Upper bounds of the importance weights, of the targets and of the advantages; ``None`` is
+        no bound.
+    mask
+        Which rows count, ``[time, env]``, boolean. The others keep their value as their target,
+        have no advantage, and no target reaches over them.
+
+    Raises
+    ------
+    ValueError
+        If not all are ``[time, env]``, the flags are not boolean, or a bound is not positive.
+
+    Examples
+    --------
+    >>> no, ones = torch.zeros(2, 1, dtype=torch.bool), torch.ones(2, 1)
+    >>> same = torch.zeros(2, 1)
+    >>> vtrace(same, ones, ones, ones, no, no, gamma=1.0).targets.tolist()
+    [[3.0], [2.0]]
+    """
+    floats = {"rewards": rewards, "log_ratios": log_ratios, "values": values}
+    flags = {"terminated": terminated, "truncated": truncated}
+    if isinstance(gamma, Tensor):
+        floats["gamma"] = gamma
+    if mask is not None:
+        flags["mask"] = mask
+    _check_alike({**floats, "next_values": next_values}, flags)
+    for name, bound in (("rho_bar", rho_bar), ("rho_pg", rho_pg)):
+        if bound is not None and not bound > 0:
+            raise ValueError(f"{name} must be above 0, or None for no bound, got {bound}")
+    weights = log_ratios.exp()
+    if mask is not None:
+        weights = weights.where(mask, 0.0)
+    bootstrap = (gamma * next_values).masked_fill(terminated, 0.0)
+    deltas = _clipped(weights, rho_bar) * (rewards + bootstrap - values)
+    goes_on = ~(terminated | truncated)
+    carry = gamma * goes_on * lam * weights.clamp(max=1.0)
+    excess = discounted_sums(deltas, carry)  # vs - V
+    beyond = torch.zeros_like(excess)
+    beyond[:-1] = lam * excess[1:] * goes_on[:-1]
+    q = (gamma * (next_values + beyond)).masked_fill(terminated, 0.0)
+    advantages = _clipped(weights, rho_pg) * (rewards + q - values)
+    return VTrace(values + excess, advantages)
 
 
 @torch.no_grad()
@@ -194,3 +277,20 @@ def discounted_sums(values: Tensor, discounts: Tensor) -> Tensor:
 
 def _shape(tensor: Tensor) -> list[int]:
     return list(tensor.shape)
+
+
+def _clipped(weights: Tensor, bound: float | None) -> Tensor:
+    return weights if bound is None else weights.clamp(max=bound)
+
+
+def _check_alike(floats: Mapping[str, Tensor], flags: Mapping[str, Tensor]) -> None:
+    """Raise unless all are ``[time, env]`` alike, and the flags are boolean."""
+    given = {**floats, **flags}
+    first = next(iter(given.values()))
+    for name, tensor in given.items():
+        if tensor.ndim != 2 or tensor.shape != first.shape:
+            shapes = ", ".join(f"{each} {_shape(given[each])}" for each in given)
+            raise ValueError(f"all must be [time, env] alike, and {name} is not: {shapes}")
+    for name, tensor in flags.items():
+        if tensor.dtype != torch.bool:
+            raise ValueError(f"{name} must be boolean, got {tensor.dtype}: {name}.bool()")

@@ -20,7 +20,8 @@ from clusterenv.policies import EpsilonGreedy
 from pipelines.experiment import Losses, ReplayAlgorithm, ReplayArgs, main
 from pipelines.experiment.checks import Count, Fraction, Limit, Positive, Share
 from pipelines.networks.flat_adam import FlatAdam
-from pipelines.networks.q_network import QNetwork, stack_of
+from pipelines.networks.images import stack_of
+from pipelines.networks.q_network import QNetwork
 
 __all__ = ["DQN", "Args", "QArgs", "targets"]
 

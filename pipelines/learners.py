@@ -17,8 +17,18 @@ ABOUT = {
     "ppo": "train by PPO, the policy on the workers",
     "dqn": "train by double DQN from a replay store",
     "apex": "train by Ape-X, an epsilon per environment",
+    "impala": "train by IMPALA, whose actors do not wait",
+    "impact": "train by IMPACT, IMPALA with a target network",
+    "vmpo": "train by V-MPO, the better half of the actions",
 }
-CLASSES = {"ppo": "PPO", "dqn": "DQN", "apex": "Apex"}
+CLASSES = {
+    "ppo": "PPO",
+    "dqn": "DQN",
+    "apex": "Apex",
+    "impala": "IMPALA",
+    "impact": "IMPACT",
+    "vmpo": "VMPO",
+}
 
 
 def learners() -> dict[str, EntryPoint]:

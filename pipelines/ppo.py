@@ -12,12 +12,11 @@ import gymnasium as gym
 import torch
 from torch import Tensor
 
-from clusterenv.errors import ConfigError
 from clusterenv.returns import gae, next_values
 from clusterenv.store import Rollout
-from pipelines.experiment import Losses, RolloutAlgorithm, RolloutArgs, main
+from pipelines.experiment import Losses, RolloutAlgorithm, RolloutArgs, check_minibatches, main
 from pipelines.experiment.checks import Bound, Count, Limit, NotNegative, Positive, Share
-from pipelines.networks.actor_critic import PPOAgent
+from pipelines.networks.actor_critic import ActorCritic
 from pipelines.networks.flat_adam import FlatAdam
 from pipelines.networks.running import RewardScaler
 
@@ -50,13 +49,7 @@ class Args(RolloutArgs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        rows = self.num_envs * self.horizon
-        if 2 * self.minibatches > rows:
-            right = f"--minibatches {rows // 2}" if rows > 1 else "--horizon 128"
-            raise ConfigError(
-                f"--minibatches {self.minibatches} leaves fewer than 2 rows in each, of "
-                f"{self.num_envs} environments × {self.horizon} steps: {right}"
-            )
+        check_minibatches(self, self.minibatches)
 
 
 # fmt: off
@@ -86,12 +79,12 @@ class PPO(RolloutAlgorithm[Args]):
         self, args: Args, observation_space: gym.Space[Any], action_space: gym.Space[Any]
     ) -> None:
         super().__init__(args, observation_space, action_space)
-        agent = PPOAgent(observation_space, action_space, args.hidden, args.normalize_obs)
+        agent = ActorCritic(observation_space, action_space, args.hidden, args.normalize_obs)
         self.agent = self.policy = agent
         self.optimizer = FlatAdam(agent, args.lr)
         self.parts = {"agent": agent, "optimizer": self.optimizer}
         self.scaler = None
-        if args.scale_rewards or (args.scale_rewards is None and agent.log_std is not None):
+        if args.scale_rewards or (args.scale_rewards is None and agent.head.log_std is not None):
             self.scaler = self.parts["scaler"] = RewardScaler(args.num_envs, args.gamma)
 
     def learn(self, rows: Rollout, progress: float) -> Losses:
@@ -116,7 +109,7 @@ class PPO(RolloutAlgorithm[Args]):
         """Return what an update needs of every row, the rows one after the other."""
         args, agent = self.args, self.agent
         obs = agent.normalize(rows["obs"].flatten(0, 1))
-        action = rows["raw_action" if agent.log_std is not None else "action"].flatten(0, 1)
+        action = rows[agent.head.column].flatten(0, 1)
         behaviour = rows["log_prob"].flatten()  # of whichever version acted
         # Decoupled clipping: around the policy before this update, not the one that acted.
         # Clipping around an old acting policy would hold the learner near it.

@@ -49,6 +49,22 @@ class Counter(Policy):
         return CategoricalDistribution(logits=torch.zeros(len(context.envs), 2))
 
 
+class Earner(Policy):
+    """Recurrent: its state is the reward of the step before, which the column ``earned`` shows."""
+
+    def __init__(self, actions: int = 2, start: int = 0) -> None:
+        super().__init__()
+        self.actions, self.start = actions, start
+
+    def initial_state(self, n: int) -> dict[str, Tensor]:
+        return {"last_reward": torch.zeros(n)}
+
+    def act(self, obs: Any, context: Context) -> Decision:
+        earned = context.state["last_reward"].clone()
+        action = self.start + torch.randint(self.actions, (len(earned),))
+        return Decision(action, {"earned": earned}, dict(context.state))
+
+
 class Recalls(Policy):
     """Recurrent: acts by its memory alone, which is empty only when an episode begins."""
 

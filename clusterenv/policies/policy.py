@@ -103,7 +103,11 @@ class Policy(nn.Module):
         return {}
 
     def initial_state(self, n: int) -> dict[str, Tensor]:
-        """Return the recurrent state of ``n`` environments at the start of an episode."""
+        """Return the recurrent state of ``n`` environments at the start of an episode.
+
+        An entry ``last_reward``, ``torch.zeros(n)``, is set to the reward of every step, so that
+        the policy finds the reward of the step before in ``context.state["last_reward"]``.
+        """
         return {}
 
 

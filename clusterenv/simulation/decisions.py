@@ -16,6 +16,7 @@ from clusterenv.data.spaces import Column, Layout
 from clusterenv.policies.policy import Policy
 
 __all__ = [
+    "LAST_REWARD",
     "RESERVED_COLUMNS",
     "ActionCheck",
     "ExtrasCheck",
@@ -33,6 +34,9 @@ RESERVED_COLUMNS = {
 }
 """Columns of every row, of which a policy's extras and annotations cannot have the names."""
 _RESERVED_PREFIXES = ("obs.", "next_obs.", "state.")
+
+LAST_REWARD = "last_reward"
+"""Entry of a recurrent state that holds the reward of the step before."""
 
 Kind = tuple[Any, tuple[int, ...]]
 """Dtype and shape."""
@@ -262,6 +266,12 @@ def initial_state(policy: Policy, n: int) -> dict[str, Tensor]:
         raise PolicyFault(
             f"initial_state({n}) returned {_shown_state(state)}; expected tensors by name, each "
             f"with a row for each of the {n} environments: {{'h': torch.zeros({n}, 64)}}"
+        )
+    if kinds.get(LAST_REWARD, (torch.float32, (n,))) != (torch.float32, (n,)):
+        raise PolicyFault(
+            f"initial_state({n}) returned {_shown_state(state)}; rewards are written into "
+            f"{LAST_REWARD!r}, so it must be a number for each environment: "
+            f"{{{LAST_REWARD!r}: torch.zeros({n})}}"
         )
     # A copy, since rows are overwritten later: the policy may return a parameter or a view.
     return {name: tensor.detach().clone() for name, tensor in state.items()}

@@ -205,6 +205,7 @@ class NextStepBuilder(FragmentBuilder):
         if runner.state or runner.masks_in_obs or self._info_mask.value is not None:
             # The state after a step that only reset an environment is dropped.
             ended = (slot.terminated | slot.truncated) & ~finished
+            runner.take_rewards(slot.reward)
             runner.reset_state(finished | ended)
             self._finished = ended
 

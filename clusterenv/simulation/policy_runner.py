@@ -14,6 +14,7 @@ from torch import Tensor
 from clusterenv.data.spaces import Column, Layout
 from clusterenv.policies.policy import Context, Decision, Policy
 from clusterenv.simulation.decisions import (
+    LAST_REWARD,
     RESERVED_COLUMNS,
     ActionCheck,
     ExtrasCheck,
@@ -166,6 +167,11 @@ class PolicyRunner:
             tensor[row] = self.state[name][row]
         self._set_state(after)
         return columns
+
+    def take_rewards(self, rewards: Column) -> None:
+        """Write the rewards of a step into the recurrent state, if it has an entry for them."""
+        if (last := self.state.get(LAST_REWARD)) is not None:
+            last.copy_(torch.from_numpy(rewards))
 
     def reset_state(self, which: Bools) -> None:
         """Give environments that begin an episode their initial recurrent state."""

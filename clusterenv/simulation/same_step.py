@@ -79,6 +79,7 @@ class SameStepBuilder(FragmentBuilder):
                 if check is not None and not check.passes(slot):
                     self._recover(None, action, _TimeRow(t, slot, block, state, final_obs))
             if state:
+                runner.take_rewards(block["reward"][t])
                 runner.reset_state(terminated[t] | truncated[t])
         self._obs_now = [column[horizon] for column in obs]
         ended = terminated | truncated

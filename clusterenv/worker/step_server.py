@@ -124,6 +124,8 @@ class StepServer:
             chosen = runner.act(obs, self._info_mask.value, finished)
         self._began[:] = False
         infos = self._engine.step([chosen["action"]], self._slot, None)
+        with torch.inference_mode():
+            runner.take_rewards(self._slot.reward)
         self._track_episodes(infos, slice(None), None, finished)
         chosen["policy_version"] = np.full(self._engine.num_envs, request.version, np.int64)
         states = self._sample_states(runner, request.state_rows) if request.state_rows else None

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
-from pipelines.experiment.algorithm import Algorithm, Losses, ReplayAlgorithm, RolloutAlgorithm
-from pipelines.experiment.args import ReplayArgs, RolloutArgs, RunArgs
+import pipelines.envs  # noqa: F401 - registers them
+from pipelines.experiment.algorithm import (
+    Algorithm,
+    Losses,
+    ReplayAlgorithm,
+    RolloutAlgorithm,
+    StreamAlgorithm,
+)
+from pipelines.experiment.args import (
+    ReplayArgs,
+    RolloutArgs,
+    RunArgs,
+    StreamArgs,
+    check_minibatches,
+)
 from pipelines.experiment.command import main, train
 from pipelines.experiment.runner import Result, run
 
@@ -16,6 +29,9 @@ __all__ = [
     "RolloutAlgorithm",
     "RolloutArgs",
     "RunArgs",
+    "StreamAlgorithm",
+    "StreamArgs",
+    "check_minibatches",
     "main",
     "run",
     "train",

@@ -1,4 +1,4 @@
-"""What a learner gives to the runner: two base classes, by how a learner gets its rows."""
+"""What a learner gives to the runner: base classes, by how a learner gets its rows."""
 
 from __future__ import annotations
 
@@ -12,16 +12,24 @@ from torch import Tensor
 
 from clusterenv.errors import ConfigError
 from clusterenv.policies import Policy
-from clusterenv.store import NStep, Prioritized, Rollout, Sampler, Uniform
-from pipelines.experiment.args import ReplayArgs, RolloutArgs, RunArgs
+from clusterenv.store import NStep, Prioritized, Recent, Rollout, Sampler, Uniform
+from pipelines.experiment.args import ReplayArgs, RolloutArgs, RunArgs, StreamArgs
 
-__all__ = ["Algorithm", "Losses", "ReplayAlgorithm", "RolloutAlgorithm", "check_algorithm"]
+__all__ = [
+    "Algorithm",
+    "Losses",
+    "ReplayAlgorithm",
+    "RolloutAlgorithm",
+    "StreamAlgorithm",
+    "check_algorithm",
+]
 
 Losses = Mapping[str, float | Tensor]
 """What to log of a step of learning, by name; the means are logged."""
 A = TypeVar("A", bound=RunArgs)
 R = TypeVar("R", bound=ReplayArgs)
 O = TypeVar("O", bound=RolloutArgs)  # noqa: E741
+S = TypeVar("S", bound=StreamArgs)
 D = TypeVar("D")
 
 
@@ -122,6 +130,18 @@ class RolloutAlgorithm(Algorithm[O, Rollout]):
         """
 
 
+class StreamAlgorithm(Algorithm[S, Rollout]):
+    """A learner that takes fragments as they arrive, while the shards go on with older versions."""
+
+    def recent(self) -> Recent | None:
+        """Return a buffer of recent fragments to learn from more than once; ``None`` for none."""
+        return None
+
+    @abstractmethod
+    def learn(self, rows: Rollout, progress: float) -> Losses:
+        """Learn from a fragment of one shard, as from a rollout."""
+
+
 class ReplayAlgorithm(Algorithm[R, Mapping[str, Tensor]]):
     """A learner that samples from a replay store."""
 
@@ -162,13 +182,19 @@ def check_algorithm(kind: Any) -> type[Algorithm[Any, Any]]:
     ConfigError
         With what it lacks.
     """
-    bases = (RolloutAlgorithm, ReplayAlgorithm)
-    if not (isinstance(kind, type) and issubclass(kind, bases)):
+    bases: dict[Any, type[RunArgs]] = {
+        RolloutAlgorithm: RolloutArgs,
+        StreamAlgorithm: StreamArgs,
+        ReplayAlgorithm: ReplayArgs,
+    }
+    if not (
+        isinstance(kind, type) and issubclass(kind, Algorithm) and set(bases) & {*kind.__mro__}
+    ):
         raise ConfigError(
-            f"{kind!r} is no learner; derive a class from RolloutAlgorithm or ReplayAlgorithm of "
-            "pipelines.experiment: class A2C(RolloutAlgorithm): …"
+            f"{kind!r} is no learner; derive a class from RolloutAlgorithm, StreamAlgorithm or "
+            "ReplayAlgorithm of pipelines.experiment: class A2C(RolloutAlgorithm): …"
         )
-    wanted = RolloutArgs if issubclass(kind, RolloutAlgorithm) else ReplayArgs
+    wanted = next(args for base, args in bases.items() if base in kind.__mro__)
     lacking = sorted(kind.__abstractmethods__)
     lacking += [name for name in ("name", "title", "args_type") if not hasattr(kind, name)]
     if lacking:

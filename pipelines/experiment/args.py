@@ -18,11 +18,20 @@ from pipelines.experiment.checks import (
     Natural,
     Options,
     Positive,
+    Queue,
     Share,
     check_shards,
 )
 
-__all__ = ["FREE", "ReplayArgs", "RolloutArgs", "RunArgs", "collector_options"]
+__all__ = [
+    "FREE",
+    "ReplayArgs",
+    "RolloutArgs",
+    "RunArgs",
+    "StreamArgs",
+    "check_minibatches",
+    "collector_options",
+]
 
 FREE = (
     *("total_steps", "stop_at", "shards", "cluster", "threads", "log_every", "checkpoint_every"),
@@ -81,6 +90,27 @@ class RolloutArgs(RunArgs):
     num_envs: Count = 16  # environments, summed over all shards
     horizon: Count = 128  # steps of each environment between updates
     overlap: bool = False  # collect the next rollout while the learner works, one version behind
+
+
+def check_minibatches(args: RunArgs, minibatches: int) -> None:
+    """Raise if a minibatch of a rollout would have a single row: advantages need a deviation."""
+    rows = args.num_envs * args.horizon
+    if 2 * minibatches > rows:
+        right = f"--minibatches {rows // 2}" if rows > 1 else "--horizon 128"
+        raise ConfigError(
+            f"--minibatches {minibatches} leaves fewer than 2 rows in each, of "
+            f"{args.num_envs} environments × {args.horizon} steps: {right}"
+        )
+
+
+@dataclass(frozen=True)
+class StreamArgs(RunArgs):
+    """Options of learners that take fragments as they arrive."""
+
+    num_envs: Count = 16  # environments, summed over all shards
+    horizon: Count = 32  # steps of each environment in a fragment
+    queue: Queue = 2  # fragments that each shard may be ahead of the learner
+    lag_limit: Natural | None = None  # a fragment more versions behind ends the run
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ __all__ = [
     "NotNegative",
     "Options",
     "Positive",
+    "Queue",
     "Share",
     "check_shards",
     "convert",
@@ -36,6 +37,7 @@ __all__ = [
 ]
 
 Count = Annotated[int, Field(ge=1, examples=[4])]
+Queue = Annotated[int, Field(ge=2, le=1024, examples=[2])]
 Natural = Annotated[int, Field(ge=0, examples=[1])]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, examples=[1])]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False, examples=[1])]

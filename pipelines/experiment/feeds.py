@@ -1,19 +1,36 @@
-"""How rows reach a learner: as rollouts, or as samples of a replay store."""
+"""How rows reach a learner: as rollouts, as fragments, or as samples of a replay store."""
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from clusterenv import Collector
-from clusterenv.store import NStep, Prioritized, Ratio, ReplayStore, RolloutStore
-from pipelines.experiment.algorithm import Algorithm, Losses, ReplayAlgorithm, RolloutAlgorithm
+from torch import Tensor
+
+from clusterenv import Batch, Collector
+from clusterenv.errors import EmptyStore, StaleBatch
+from clusterenv.store import (
+    NStep,
+    Prioritized,
+    Ratio,
+    ReplayStore,
+    Rollout,
+    RolloutStore,
+)
+from pipelines.experiment.algorithm import (
+    Algorithm,
+    Losses,
+    ReplayAlgorithm,
+    RolloutAlgorithm,
+    StreamAlgorithm,
+)
 from pipelines.experiment.episodes import BatchStream, Episodes
 from pipelines.experiment.interrupt import Interrupt
 
-__all__ = ["Feed", "ReplayFeed", "RolloutFeed", "feed_of"]
+__all__ = ["Feed", "ReplayFeed", "RolloutFeed", "StreamFeed", "feed_of"]
 
 
 class Feed(ABC):
@@ -33,6 +50,18 @@ class Feed(ABC):
     version: int = 0
     store: ReplayStore | None = None
 
+    def __init__(self, algorithm: Algorithm[Any, Any]) -> None:
+        self._algorithm = algorithm
+        self._rows, self._seconds = 0, 0.0  # learned from, in this session
+
+    def _learn(self, rows: Any, count: int, progress: float) -> Any:
+        """Make one step of learning, and measure it."""
+        began = time.perf_counter()
+        learned = self._algorithm.learn(rows, progress)
+        self._seconds += time.perf_counter() - began
+        self._rows += count
+        return learned
+
     @abstractmethod
     def learn(self, collector: Collector, interrupt: Interrupt) -> Iterator[Losses]:
         """Yield what each step of learning lost, until the run is interrupted."""
@@ -41,9 +70,12 @@ class Feed(ABC):
         """Return options of the collector."""
         return {}
 
-    def metrics(self) -> dict[str, Any]:
-        """Return metrics of the store."""
-        return {}
+    def metrics(self, seconds: float) -> dict[str, Any]:
+        """Return metrics of the learner's work in so many seconds, and of the store."""
+        return {
+            "learner_rows_per_second": self._rows / max(self._seconds, 1e-9),
+            "learner_share": min(1.0, self._seconds / max(seconds, 1e-9)),
+        }
 
     def close(self) -> None:
         """Close the store."""
@@ -55,7 +87,8 @@ class RolloutFeed(Feed):
     """One step of learning for every rollout."""
 
     def __init__(self, algorithm: RolloutAlgorithm[Any], episodes: Episodes, steps: int) -> None:
-        self._algorithm, self._episodes, self.steps = algorithm, episodes, steps
+        super().__init__(algorithm)
+        self._episodes, self.steps = episodes, steps
 
     def collector_options(self) -> dict[str, Any]:
         return {"overlap": self._algorithm.args.overlap}
@@ -70,7 +103,69 @@ class RolloutFeed(Feed):
                 store.add(batch, newest_version=self.version)
             progress = min(1.0, self.steps / args.total_steps)
             self.steps += store.rows
-            yield self._algorithm.learn(store.take(), progress)
+            yield self._learn(store.take(), store.stats.accepted_rows, progress)
+
+
+class StreamFeed(Feed):
+    """One step of learning for every fragment, or several if the learner keeps recent ones."""
+
+    def __init__(self, algorithm: StreamAlgorithm[Any], episodes: Episodes, steps: int) -> None:
+        super().__init__(algorithm)
+        self._episodes, self.steps = episodes, steps
+        self._args, self._recent = algorithm.args, algorithm.recent()
+
+    def collector_options(self) -> dict[str, Any]:
+        return {"credits": self._args.queue}
+
+    def learn(self, collector: Collector, interrupt: Interrupt) -> Iterator[Losses]:
+        stream = BatchStream(collector, self._episodes, interrupt, rows=self.steps)
+        fragments = self._fragments(stream) if self._recent is None else self._sampled(stream)
+        for rows in fragments:
+            progress = min(1.0, self.steps / self._args.total_steps)
+            self.steps = stream.rows
+            yield self._learn(rows, rows["reward"].numel(), progress)
+
+    def _fragments(self, stream: BatchStream) -> Iterator[Rollout]:
+        """Yield every fragment once."""
+        for batch in stream:
+            self._check_lag(batch)
+            yield batch.torch()
+
+    def _sampled(self, stream: BatchStream) -> Iterator[Rollout]:
+        """Yield samples of the recent fragments: one for each that arrives, more while none does.
+
+        When all have been used up, it waits for the next.
+        """
+        assert self._recent is not None
+        args = self._args
+        capacity = self._recent.n * args.num_envs * args.horizon  # if one shard has them all
+        store = ReplayStore(capacity, sampler=self._recent, seed=args.seed)
+        with store:
+            for batch in stream:
+                self._check_lag(batch)
+                store.add(batch)
+                while True:
+                    try:
+                        sample = store.sample(columns=self._columns(batch), tensors=True)
+                    except EmptyStore:
+                        break
+                    yield _rollout(sample)
+                    if stream.ready:
+                        break
+
+    def _columns(self, batch: Batch) -> list[str]:
+        """Return the columns that a learner may need beyond those that every sample has."""
+        return [name for name in ("log_prob", "raw_action", "step") if name in batch.names]
+
+    def _check_lag(self, batch: Batch) -> None:
+        """Raise ``StaleBatch`` if a fragment is older than allowed."""
+        lag, limit = self.version - batch.policy_version, self._args.lag_limit
+        if limit is not None and lag > limit:
+            raise StaleBatch(
+                f"a fragment of shard {batch.shard} was acted by version {batch.policy_version}, "
+                f"{lag} behind version {self.version}, and --lag-limit is {limit}: --lag-limit "
+                f"{lag}, or pull sooner: --sync every-version"
+            )
 
 
 class ReplayFeed(Feed):
@@ -81,7 +176,8 @@ class ReplayFeed(Feed):
     def __init__(
         self, algorithm: ReplayAlgorithm[Any], episodes: Episodes, steps: int, journal: Path
     ) -> None:
-        self._algorithm, self._episodes, self.steps = algorithm, episodes, steps
+        super().__init__(algorithm)
+        self._episodes, self.steps = episodes, steps
         args = self._args = algorithm.args
         sampler = algorithm.sampler()
         base = sampler.base if isinstance(sampler, NStep) else sampler
@@ -100,16 +196,16 @@ class ReplayFeed(Feed):
         stream = BatchStream(collector, self._episodes, interrupt, rows=self.steps)
         for rows in self.store.feed(stream, args.batch, tensors=True):
             progress = min(1.0, stream.rows / args.total_steps)
-            losses, errors = self._algorithm.learn(rows, progress)
+            losses, errors = self._learn(rows, args.batch, progress)
             if self._prioritized is not None and errors is not None:
                 self.store.update_priorities(rows["indices"], errors)
                 self._prioritized.beta = args.beta + (1 - args.beta) * progress
             self.steps = stream.rows
             yield losses
 
-    def metrics(self) -> dict[str, Any]:
+    def metrics(self, seconds: float) -> dict[str, Any]:
         held = self.store.stats
-        return {
+        return super().metrics(seconds) | {
             "store_rows": held.rows,
             "store_capacity": held.capacity,
             "store_bytes": held.nbytes,
@@ -121,5 +217,21 @@ def feed_of(algorithm: Algorithm[Any, Any], episodes: Episodes, steps: int, jour
     """Return the feed of a learner, after so many steps."""
     if isinstance(algorithm, ReplayAlgorithm):
         return ReplayFeed(algorithm, episodes, steps, journal)
+    if isinstance(algorithm, StreamAlgorithm):
+        return StreamFeed(algorithm, episodes, steps)
     assert isinstance(algorithm, RolloutAlgorithm)
     return RolloutFeed(algorithm, episodes, steps)
+
+
+def _rollout(sample: Mapping[str, Tensor]) -> Rollout:
+    """Return a sampled fragment as a rollout, whose tails are among its next observations."""
+    ends = sample["terminated"] | sample["truncated"]
+    ends[-1] = True
+    tail_rows = ends.flatten().nonzero().squeeze(-1)
+    columns = {name: column for name, column in sample.items() if not name.startswith("next_obs")}
+    tail = {
+        name.removeprefix("next_"): column.flatten(0, 1)[tail_rows]
+        for name, column in sample.items()
+        if name.startswith("next_obs")
+    }
+    return Rollout(columns, tail_rows, tail)

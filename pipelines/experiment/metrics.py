@@ -59,6 +59,8 @@ class Metrics:
     store_age: int | None = None  # versions between its oldest and its newest row
     # The learner
     updates: int | None = None  # steps of learning
+    learner_rows_per_second: float | None = None  # of the time that the learner works
+    learner_share: float | None = None  # of the session's time that the learner works
     learner: Mapping[str, float] = field(default_factory=dict)  # its losses and scalars, by name
 
     def given(self) -> dict[str, float]:

@@ -276,7 +276,7 @@ class _Experiment:
                 judged_return=self.episodes.judgement,
                 updates=self.updates,
                 learner={**self.losses.take(), **self.learner.scalars(steps)},
-                **self.feed.metrics(),
+                **self.feed.metrics(seconds),
                 **self.evaluations.metrics,
                 **collected(past, stats),
             )

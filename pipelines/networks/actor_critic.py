@@ -1,46 +1,60 @@
-"""Actor and critic for flat observations."""
+"""Actors and critics without memory."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributions import Categorical, Distribution, Independent, Normal
+from torch.distributions import Distribution
 
 from clusterenv.errors import ConfigError
 from clusterenv.policies import Context, Decision, Policy
+from clusterenv.returns import next_values
+from clusterenv.store import Rollout
+from pipelines.networks.action_head import ActionHead
+from pipelines.networks.images import is_image, residual_cnn
 from pipelines.networks.running import RunningStats
 
-__all__ = ["PPOAgent"]
+__all__ = ["ActorCritic", "Unrolled", "body_of", "network"]
 
 
-class PPOAgent(Policy):
-    """Separate tanh networks for actor and critic, over normalised observations.
+class Unrolled(NamedTuple):
+    """What an agent says of a rollout; all are ``[time, env]``, but the first."""
+
+    out: Tensor
+    """The actor's outputs, ``[time, env, outputs]``."""
+    log_prob: Tensor
+    """Of the actions that were taken."""
+    entropy: Tensor
+    value: Tensor
+    next_value: Tensor
+    """Of the true next observations, without a gradient."""
+
+
+class ActorCritic(Policy):
+    """Separate tanh networks over normalised observations, or one residual network over images.
 
     Parameters
     ----------
     observation_space
-        A ``Box``; it is flattened.
+        A ``Box``. Images are uint8 with the channels, or stacked frames, on the first axis;
+        everything else is flattened.
     action_space
-        A ``Discrete`` that starts at 0, or a ``Box`` of one axis of floats.
+        See :class:`ActionHead`.
     hidden
-        Sizes of the hidden layers.
+        Sizes of the hidden layers; images have their own.
     normalize_obs
-        Whether observations are normalised by ``stats``, which the learner updates.
+        Whether flat observations are normalised by ``stats``, which the learner updates.
 
     Raises
     ------
     ConfigError
         If the spaces are others.
     """
-
-    low: Tensor
-    high: Tensor
 
     def __init__(
         self,
@@ -50,53 +64,40 @@ class PPOAgent(Policy):
         normalize_obs: bool = True,
     ) -> None:
         super().__init__()
-        if not isinstance(observation_space, gym.spaces.Box):
-            raise ConfigError(
-                f"PPOAgent needs observations in a Box, got {observation_space}; wrap the "
-                "environment: gymnasium.wrappers.FlattenObservation(env)"
-            )
-        self.stats = RunningStats(observation_space.shape) if normalize_obs else None
-        if isinstance(action_space, gym.spaces.Discrete) and action_space.start == 0:
-            outputs = int(action_space.n)
-            self.log_std = None
-        elif (
-            isinstance(action_space, gym.spaces.Box)
-            and len(action_space.shape) == 1
-            and np.issubdtype(action_space.dtype, np.floating)
-        ):
-            outputs = action_space.shape[0]
-            self.log_std = nn.Parameter(torch.zeros(outputs))
-            self.register_buffer("low", torch.as_tensor(action_space.low))
-            self.register_buffer("high", torch.as_tensor(action_space.high))
-        else:
-            raise ConfigError(
-                "PPOAgent needs actions in Discrete(n) or in a Box of one axis of floats, "
-                f"got {action_space}; wrap the environment with an ActionWrapper"
-            )
-        inputs = math.prod(observation_space.shape)
-        self.actor = network((inputs, *hidden, outputs), last_gain=0.01)
-        self.critic = network((inputs, *hidden, 1), last_gain=1.0)
+        self.head = ActionHead(action_space)
+        self.eyes, self.stats, inputs = body_of(observation_space, normalize_obs)
+        layers = () if self.eyes is not None else hidden
+        self.actor = network((inputs, *layers, self.head.outputs), last_gain=0.01)
+        self.critic = network((inputs, *layers, 1), last_gain=1.0)
 
     def normalize(self, obs: Tensor) -> Tensor:
-        """Return observations as the networks take them, ``[n, inputs]``."""
+        """Return observations as :meth:`forward` takes them: images as they are, others flat."""
+        if self.eyes is not None:
+            return obs
         obs = obs.float()
         return (obs if self.stats is None else self.stats(obs)).flatten(1)
 
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the actor's outputs, ``[n, outputs]``, and the values, ``[n]``."""
+        features = inputs if self.eyes is None else self.eyes(inputs)
+        return self.actor(features), self.critic(features).squeeze(-1)
+
     def distribution(self, obs: Tensor, context: Context | None = None) -> Distribution:
-        out = self.actor(self.normalize(obs))
-        if self.log_std is None:
-            return Categorical(logits=out, validate_args=False)
-        spread = self.log_std.exp().expand_as(out)
-        return Independent(Normal(out, spread, validate_args=False), 1, validate_args=False)
+        return self.head.distribution(self._out(obs))
+
+    def _out(self, obs: Tensor) -> Tensor:
+        inputs = self.normalize(obs)
+        out: Tensor = self.actor(inputs if self.eyes is None else self.eyes(inputs))
+        return out
 
     def value(self, obs: Tensor) -> Tensor:
         """Return the critic's estimate, ``[n]``."""
-        return self.critic(self.normalize(obs)).squeeze(-1)  # type: ignore[no-any-return]
+        inputs = self.normalize(obs)
+        value: Tensor = self.critic(inputs if self.eyes is None else self.eyes(inputs))
+        return value.squeeze(-1)
 
     def judge(self, inputs: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return an action's log-probability, the entropy and the value of each row.
-
-        The same as by :meth:`distribution` and :meth:`value`, in fewer calls.
 
         Parameters
         ----------
@@ -105,27 +106,44 @@ class PPOAgent(Policy):
         action
             As it was sampled.
         """
-        out, value = self.actor(inputs), self.critic(inputs).squeeze(-1)
-        if self.log_std is None:
-            log_probs = out.log_softmax(-1)
-            log_prob = log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
-            return log_prob, -(log_probs.exp() * log_probs).sum(-1), value
-        distances = (action - out) * torch.exp(-self.log_std)
-        width = self.log_std + 0.5 * math.log(2 * math.pi)
-        log_prob = -(0.5 * distances.square() + width).sum(-1)
-        return log_prob, (width + 0.5).sum().expand_as(log_prob), value
+        out, value = self(inputs)
+        return *self.head.judge(out, action), value
+
+    def unroll(self, rows: Rollout) -> Unrolled:
+        """Judge all rows of a rollout."""
+        shape = rows["reward"].shape
+        out, value = self(self.normalize(rows["obs"].flatten(0, 1)))
+        out, value = out.view(*shape, -1), value.view(shape)
+        log_prob, entropy = self.head.judge(out, rows[self.head.column])
+        with torch.no_grad():
+            following = next_values(value, rows.tail_rows, self.value(rows.tail["obs"]))
+        return Unrolled(out, log_prob, entropy, value, following)
 
     def act(self, obs: Tensor, context: Context) -> Decision:
         # No values: the head computes them with its newest critic, of which a worker that
         # lags behind has only an old copy.
-        distribution = self.distribution(obs)
-        # The mode is the most probable action, or the mean.
-        action = distribution.mode if context.deterministic else distribution.sample()
-        extras = {"log_prob": distribution.log_prob(action)}
-        if self.log_std is not None:
-            extras["raw_action"] = action
-            action = action.clamp(self.low, self.high)
-        return Decision(action, extras)
+        return self.head.decide(self._out(obs), context)
+
+
+def body_of(
+    space: gym.Space[Any], normalize_obs: bool
+) -> tuple[nn.Module | None, RunningStats | None, int]:
+    """Return convolutions for images, or statistics for flat observations, and their outputs.
+
+    Raises
+    ------
+    ConfigError
+        If observations are neither.
+    """
+    if not isinstance(space, gym.spaces.Box):
+        raise ConfigError(
+            f"an actor-critic needs observations in a Box, got {space}; wrap the environment: "
+            "gymnasium.wrappers.FlattenObservation(env)"
+        )
+    if is_image(space):
+        features = 256
+        return residual_cnn(space.shape, features), None, features
+    return None, RunningStats(space.shape) if normalize_obs else None, math.prod(space.shape)
 
 
 def network(sizes: tuple[int, ...], last_gain: float) -> nn.Sequential:

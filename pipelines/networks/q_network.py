@@ -7,13 +7,13 @@ import math
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from clusterenv.errors import ConfigError
+from pipelines.networks.images import is_image, nature_cnn
 
-__all__ = ["QNetwork", "is_image", "stack_of"]
+__all__ = ["QNetwork"]
 
 
 class QNetwork(nn.Module):
@@ -39,7 +39,7 @@ class QNetwork(nn.Module):
 
     Examples
     --------
-    >>> box = gym.spaces.Box(-1, 1, (4,), np.float32)
+    >>> box = gym.spaces.Box(-1, 1, (4,))
     >>> QNetwork(box, gym.spaces.Discrete(2), hidden=(32,))(torch.zeros(8, 4)).shape
     torch.Size([8, 2])
     """
@@ -84,40 +84,3 @@ class QNetwork(nn.Module):
             return advantage
         value: Tensor = self.value(features)
         return value + advantage - advantage.mean(-1, keepdim=True)
-
-
-class _Scale(nn.Module):
-    def forward(self, image: Tensor) -> Tensor:
-        return image / 255
-
-
-def nature_cnn(shape: tuple[int, ...]) -> nn.Sequential:
-    """Return the convolutions of Mnih et al. (2015) for images of this shape."""
-    if min(shape[1:]) < 36:
-        raise ConfigError(
-            f"images of shape {shape} are too small for the convolutions, which need the channels "
-            "first and at least 36 × 36 pixels"
-        )
-    return nn.Sequential(
-        _Scale(),
-        *(nn.Conv2d(shape[0], 32, 8, stride=4), nn.ReLU()),
-        *(nn.Conv2d(32, 64, 4, stride=2), nn.ReLU()),
-        *(nn.Conv2d(64, 64, 3, stride=1), nn.ReLU()),
-        nn.Flatten(),
-    )
-
-
-def is_image(space: gym.Space[Any]) -> bool:
-    """Whether observations are images."""
-    return len(space.shape or ()) == 3 and space.dtype == np.uint8
-
-
-def stack_of(space: gym.Space[Any]) -> int | None:
-    """Return how many frames are stacked in an observation; ``None`` if it is no stack.
-
-    The frames lie along the first axis, which is the shortest. Three of them are colours.
-    """
-    if not is_image(space):
-        return None
-    frames, *image = space.shape or (0,)
-    return frames if frames not in (1, 3) and frames < min(image) else None

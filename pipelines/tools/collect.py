@@ -31,7 +31,7 @@ from pipelines.experiment.episodes import BatchStream, Episodes, mean
 from pipelines.experiment.interrupt import Interrupt
 from pipelines.experiment.metrics import Metrics, collected
 from pipelines.experiment.run_directory import arguments, check_arguments
-from pipelines.networks.q_network import stack_of
+from pipelines.networks.images import stack_of
 from pipelines.tools.saved_policies import load_policy
 
 __all__ = ["Args", "Result", "collect", "cut"]

@@ -1,13 +1,21 @@
-"""Short runs of DQN, and a check of the rows that they leave on disk."""
+"""Short runs, what they log, and a check of the rows that they leave on disk."""
 
 from __future__ import annotations
 
+import csv
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
+from conftest import wait_until
 
 import clusterenv
+from pipelines import cli
 from pipelines.dqn import DQN, Args
+from pipelines.experiment.directories import note_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,3 +54,30 @@ def check_rows(dataset: Path) -> int:
         np.testing.assert_array_equal(episode[1:], episode[:-1] + over[:-1])
         np.testing.assert_array_equal(step[1:], np.where(over[:-1], 0, step[:-1] + 1))
     return len(keys)
+
+
+def progress(out: Path) -> list[dict[str, float]]:
+    """Return what a run has logged."""
+    with (out / "progress.csv").open() as file:
+        return [{name: float(row[name] or "nan") for name in row} for row in csv.DictReader(file)]
+
+
+def killed_and_gone_on(words: str, out: Path, cluster: str) -> None:
+    """Kill a run of 20,000 steps when it has saved some, and let the same command finish it."""
+    steps = ["--total-steps", "20000", "--cluster", cluster, "--out", str(out)]
+    command = [sys.executable, "-m", "pipelines.cli", *words.split(), *steps]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as process:
+        try:
+            saved = wait_until(lambda: (note_of(out) or {}).get("steps", 0) >= 512, 60)
+        finally:
+            os.kill(process.pid, signal.SIGKILL)
+    assert saved
+    note = note_of(out) or {}
+    assert not note["finished"]
+    assert cli.main([*words.split(), *steps]) == 0
+    counted = [row["steps"] for row in progress(out)]
+    assert counted == sorted(set(counted))  # no row twice
+    assert counted[-1] >= 20_000
+    after = note_of(out) or {}
+    assert after["finished"]
+    assert after["number"] > note["number"]

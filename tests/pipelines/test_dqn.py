@@ -32,7 +32,8 @@ from pipelines.experiment import run
 from pipelines.experiment.command import train
 from pipelines.experiment.directories import note_of
 from pipelines.experiment.run_directory import find_directory
-from pipelines.networks.q_network import QNetwork, is_image, stack_of
+from pipelines.networks.images import is_image, stack_of
+from pipelines.networks.q_network import QNetwork
 
 BOX = gym.spaces.Box(-1, 1, (4,), np.float32)
 IMAGES = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)

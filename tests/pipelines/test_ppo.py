@@ -21,7 +21,7 @@ from clusterenv.errors import ConfigError, Diverged
 from clusterenv.policies import Context
 from clusterenv.store import Rollout
 from pipelines.experiment import run
-from pipelines.networks.actor_critic import PPOAgent
+from pipelines.networks.actor_critic import ActorCritic
 from pipelines.networks.flat_adam import FlatAdam
 from pipelines.networks.running import RewardScaler, RunningStats
 from pipelines.ppo import PPO, Args
@@ -137,7 +137,7 @@ def test_a_run_is_resumed_with_the_arguments_that_began_it(tmp_path: Path, clust
 def test_statistics_of_observations_travel_with_the_weights(client: Client) -> None:
     env = gym.make("CartPole-v1")
     torch.manual_seed(0)
-    agent = PPOAgent(env.observation_space, env.action_space, (16,))
+    agent = ActorCritic(env.observation_space, env.action_space, (16,))
     options = {"num_envs": 4, "horizon": 16, "shards": 2, "seed": 1, "cluster": client}
     with clusterenv.Collector("CartPole-v1", agent, sync=Divergence(1e-6), **options) as collector:
         batches = collector.rollout()
@@ -160,7 +160,7 @@ def test_minibatches_that_do_not_come_out_even_have_two_rows_at_least() -> None:
     """The advantages of a single row have no deviation, and would end the network as NaN."""
     torch.manual_seed(0)
     env = gym.make("CartPole-v1")
-    agent = PPOAgent(env.observation_space, env.action_space, (16,), normalize_obs=False)
+    agent = ActorCritic(env.observation_space, env.action_space, (16,), normalize_obs=False)
     rollout = stale_rollout(agent, 0.0)  # 64 rows: 21 chunks of 3, and one of 1
     learner_of(agent, epochs=1, minibatches=30).learn(rollout, 0.0)
     assert all(parameter.isfinite().all() for parameter in agent.parameters())
@@ -188,7 +188,7 @@ class Plain(torch.optim.SGD):
         self.step()
 
 
-def learner_of(agent: PPOAgent, **options: Any) -> PPO:
+def learner_of(agent: ActorCritic, **options: Any) -> PPO:
     """Return a learner that improves an agent by plain gradient steps."""
     env = gym.make("CartPole-v1")
     args = Args(hidden=(16,), normalize_obs=False, lr=0.1, anneal=False, **options)
@@ -198,7 +198,7 @@ def learner_of(agent: PPOAgent, **options: Any) -> PPO:
     return learner
 
 
-def stale_rollout(agent: PPOAgent, behind: float) -> Rollout:
+def stale_rollout(agent: ActorCritic, behind: float) -> Rollout:
     """Return rows whose actions have become likelier by ``behind`` since an older version acted."""
     torch.manual_seed(0)
     obs, action = torch.randn(32, 2, 4), torch.zeros(32, 2, dtype=torch.long)
@@ -215,7 +215,7 @@ def test_rows_of_an_older_version_do_not_hold_the_learner_back(behind: float) ->
     """Clipped around the version that acted, rows twenty times likelier would teach nothing."""
     torch.manual_seed(0)
     env = gym.make("CartPole-v1")
-    agent = PPOAgent(env.observation_space, env.action_space, (16,), normalize_obs=False)
+    agent = ActorCritic(env.observation_space, env.action_space, (16,), normalize_obs=False)
     rollout = stale_rollout(agent, behind)
     before = [parameter.clone() for parameter in agent.actor.parameters()]
     losses = learner_of(agent, epochs=1, minibatches=1, entropy=0.0).learn(rollout, 0.0)
@@ -230,7 +230,7 @@ def test_the_weight_of_older_rows_is_bounded() -> None:
     found = []
     for behind in (0.0, math.log(2), 3.0):
         torch.manual_seed(1)
-        agent = PPOAgent(env.observation_space, env.action_space, (16,), normalize_obs=False)
+        agent = ActorCritic(env.observation_space, env.action_space, (16,), normalize_obs=False)
         rollout = stale_rollout(agent, behind)
         before = agent.actor[-1].bias.clone()
         learner_of(agent, epochs=1, minibatches=1, grad_norm=1e9, entropy=0.0).learn(rollout, 0.0)
@@ -240,7 +240,7 @@ def test_the_weight_of_older_rows_is_bounded() -> None:
 
 
 def test_continuous_actions_are_clipped_but_learnt_from_as_sampled() -> None:
-    agent = PPOAgent(BOX, gym.spaces.Box(-0.1, 0.1, (2,), np.float32))
+    agent = ActorCritic(BOX, gym.spaces.Box(-0.1, 0.1, (2,), np.float32))
     obs = torch.randn(64, 3)
     action, extras, _ = agent.act(obs, Context(torch.arange(64)))
     assert action.abs().max() <= 0.1
@@ -270,8 +270,8 @@ def test_continuous_training_scales_rewards(tmp_path: Path, cluster: str) -> Non
 def test_spaces_the_agent_cannot_take_are_refused(
     observations: gym.Space, actions: gym.Space
 ) -> None:
-    with pytest.raises(ConfigError, match="PPOAgent needs"):
-        PPOAgent(observations, actions)
+    with pytest.raises(ConfigError, match="an actor"):
+        ActorCritic(observations, actions)
 
 
 def test_running_stats_are_those_of_everything_seen() -> None:
@@ -329,11 +329,11 @@ def test_a_flat_optimizer_makes_the_same_steps_and_goes_on_from_a_state() -> Non
 
 @pytest.mark.parametrize("actions", [gym.spaces.Discrete(3), gym.spaces.Box(-1, 1, (2,))])
 def test_the_judgement_of_rows_is_that_of_the_distribution(actions: gym.Space) -> None:
-    agent = PPOAgent(BOX, actions)
+    agent = ActorCritic(BOX, actions)
     with torch.no_grad():
         agent.actor[-1].weight.mul_(100)
-        if agent.log_std is not None:
-            agent.log_std.copy_(torch.tensor([-1.0, 0.5]))
+        if agent.head.log_std is not None:
+            agent.head.log_std.copy_(torch.tensor([-1.0, 0.5]))
     obs = torch.randn(16, 3)
     distribution = agent.distribution(obs)
     action = distribution.sample()

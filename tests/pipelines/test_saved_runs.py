@@ -23,7 +23,7 @@ from clusterenv.policies import Categorical, Context, Decision, Gaussian, Policy
 from pipelines import cli
 from pipelines.dqn import DQN
 from pipelines.experiment import run
-from pipelines.networks.actor_critic import PPOAgent
+from pipelines.networks.actor_critic import ActorCritic
 from pipelines.ppo import PPO
 from pipelines.tools import evaluate
 from pipelines.tools.export import export
@@ -62,7 +62,7 @@ def test_the_last_version_is_there_too(runs: Path) -> None:
     best, last = (load_run(runs / "ppo", version) for version in ("best", "last"))  # type: ignore[arg-type]
     assert best.path.name == "best.pt"
     assert last.path.name.startswith("learner-")
-    assert isinstance(last.policy, PPOAgent)
+    assert isinstance(last.policy, ActorCritic)
     with pytest.raises(ConfigError, match=r"has no best\.pt.*--version last"):
         load_run(runs / "dqn", "best")
 
@@ -181,7 +181,7 @@ def test_adapters_are_exported(tmp_path: Path, policy: Policy) -> None:
 def test_onnx_gives_the_same_actions(tmp_path: Path) -> None:
     import onnxruntime
 
-    made, path = PPOAgent(BOX, gym.spaces.Discrete(3)), tmp_path / "policy.onnx"
+    made, path = ActorCritic(BOX, gym.spaces.Discrete(3)), tmp_path / "policy.onnx"
     export(made, BOX, path)
     assert [each.name for each in tmp_path.iterdir()] == ["policy.onnx"]
     obs = torch.randn(7, 4)

@@ -22,7 +22,7 @@ from clusterenv.policies import (
     PaperAgent,
     Policy,
 )
-from pipelines.networks.actor_critic import PPOAgent
+from pipelines.networks.actor_critic import ActorCritic
 
 OBS = torch.randn(64, 3)
 BEST = Context(torch.arange(64), deterministic=True)
@@ -85,9 +85,9 @@ def test_masks_hold() -> None:
 
 @pytest.mark.parametrize("space", [gym.spaces.Discrete(4), BOX])
 def test_the_agent_of_ppo(space: gym.Space[Any]) -> None:
-    agent = PPOAgent(OBSERVED, space)
+    agent = ActorCritic(OBSERVED, space)
     out = agent.actor(agent.normalize(OBS))
-    wanted = out.argmax(-1) if agent.log_std is None else out.clamp(-0.1, 0.1)
+    wanted = out.argmax(-1) if agent.head.log_std is None else out.clamp(-0.1, 0.1)
     assert torch.equal(act(agent), wanted)
 
 

@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from agents import Annotating, Bad, BadState, Counter, Cycle, LearnedState
+from agents import Annotating, Bad, BadState, Counter, Cycle, Earner, LearnedState
 from compare import assert_same
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -79,6 +79,31 @@ def test_rows_are_what_sync_vector_env_gives(obs: str) -> None:
                     assert_same(column[found[0] : found[0] + 1], np.asarray([true], column.dtype))
         now = after
     assert tails > 3 * N + 5
+
+
+@pytest.mark.parametrize("engine", ["gymnasium", "native", "envpool"])
+def test_a_policy_can_find_the_reward_of_the_step_before(engine: str) -> None:
+    if engine == "envpool":
+        pytest.importorskip("envpool")
+    env = {"gymnasium": World, "native": "CartPole-v1", "envpool": "CartPole-v1"}[engine]
+    policy = Earner(5, start=2) if env is World else Earner()
+    loop = loop_of(policy, env, engine=engine)
+    before: dict[tuple[int, int, int], float] = {}  # reward by environment, episode and step
+    rows = 0
+    for fragment in [loop.fragment(Acting(0, {})) for _ in range(4)]:
+        columns = fragment.columns
+        at = [(int(columns["env"][k]), int(columns["step"][k])) for k in range(N)]
+        for row in range(N * HORIZON):
+            env_, episode, step = (int(columns[name][row]) for name in ("env", "episode", "step"))
+            earned = float(columns["earned"][row])
+            assert earned == (before[env_, episode, step - 1] if step else 0.0)
+            before[env_, episode, step] = float(columns["reward"][row])
+            rows += step > 0
+        for k, (_, step) in enumerate(at):
+            first = float(fragment.state["last_reward"][k])
+            assert first == float(columns["earned"][k])
+            assert step or not first
+    assert rows > 20
 
 
 def leaf(tree: Any, name: str) -> Any:

@@ -296,3 +296,13 @@ def test_a_shard_that_starts_with_newer_weights_has_their_initial_state() -> Non
     chosen = connection.results[-1][2]
     assert chosen["value"].tolist() == [8.0] * N  # it adds one before it shows the state
     assert chosen["policy_version"].tolist() == [3] * N
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(N, 1), torch.zeros(N, dtype=torch.int64)])
+def test_an_entry_for_rewards_that_cannot_hold_them_is_refused(wrong: Tensor) -> None:
+    class Wrong(Counter):
+        def initial_state(self, n: int) -> dict[str, Tensor]:
+            return {"last_reward": wrong}
+
+    with pytest.raises(PolicyFault, match=r"\{'last_reward': torch.zeros\(4\)\}"):
+        runner_of(Wrong())

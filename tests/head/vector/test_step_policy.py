@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from agents import Bad, Counter, Cycle, Recalls, cartpole_policy
+from agents import Bad, Counter, Cycle, Earner, Recalls, cartpole_policy
 from compare import assert_same
 from distributed import Client
 from gymnasium.vector import SyncVectorEnv
@@ -361,3 +361,23 @@ def test_a_forbidden_action_is_reported(client: Client, way: str) -> None:
             errors.PolicyError, match=r"action 0 for environment 2 at step 0 .* which its mask"
         ):
             envs.step(Bad("none"))
+
+
+@pytest.mark.parametrize("mode", ["SAME_STEP", "NEXT_STEP"])
+def test_a_policy_can_find_the_reward_of_the_step_before(client: Client, mode: str) -> None:
+    options = {"shards": 2, "cluster": client, "autoreset_mode": gym.vector.AutoresetMode[mode]}
+    with clusterenv.make_vec(World, 4, **options) as envs:
+        envs.reset(seed=2)
+        reward, over, ends = np.zeros(4), np.zeros(4, bool), 0
+        for _ in range(40):
+            _, now, terminated, truncated, info = envs.step(Earner(5, start=2))
+            if mode == "NEXT_STEP":  # what a policy says in a step that only resets is dropped
+                began, live = over, ~over
+                assert_same(info["earned"][live], reward[live].astype(np.float32))
+                reward = np.where(began, 0.0, now)
+            else:
+                assert_same(info["earned"], reward.astype(np.float32))
+                reward = np.where(terminated | truncated, 0.0, now)
+            over = terminated | truncated
+            ends += int(over.sum())
+        assert ends > 2

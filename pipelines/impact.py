@@ -1,0 +1,132 @@
+"""Train by IMPACT: IMPALA's actors, a target network, and each fragment used several times.
+
+``python -m pipelines.impact --env CartPole-v1 --stop-at 475``
+
+Luo et al. (2020). A circular buffer keeps the newest fragments; each is drawn at random, a bounded
+number of times. With ``pi``, the learner, ``pi_t``, a target network, and ``mu``, the policy that
+acted, the surrogate of PPO is clipped around ``pi_t`` with the ratio ``pi / max(pi_t, mu / 2)``.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import torch
+from torch import Tensor
+from torch.distributions import kl_divergence
+
+from clusterenv.store import Recent, Rollout
+from pipelines.experiment import Losses, main
+from pipelines.experiment.checks import Bound, Count, NotNegative, Positive
+from pipelines.impala import VTraceArgs, VTraceLearner
+from pipelines.networks.actor_critic import ActorCritic
+
+__all__ = ["IMPACT", "Args", "ratio"]
+
+
+@dataclass(frozen=True)
+class Args(VTraceArgs):
+    """Options; ``IMPACT.preset`` returns tuned ones for some environments."""
+
+    buffer: Count = 4  # newest fragments that are kept
+    uses: Count = 2  # how often each may be drawn
+    target_every: Count = 16  # updates between copies to the target network
+    clip: Bound = 0.4  # clipping range of the ratio
+    kl_coef: NotNegative = 0.0  # initial weight of KL(target || learner); it adapts; 0 for none
+    kl_target: Positive = 0.01  # with --kl-coef: the weight grows above twice this
+
+
+# fmt: off
+PRESETS: dict[str, dict[str, Any]] = {
+    "CartPole-v1": {"lr": 1e-3, "gamma": 0.98, "entropy": 0.001},
+}
+# fmt: on
+
+
+def ratio(log_prob: Tensor, target: Tensor, behaviour: Tensor) -> Tensor:
+    """Return ``min(mu / pi_t, 2) pi / mu``, which is ``pi / max(pi_t, mu / 2)``.
+
+    Examples
+    --------
+    >>> half, third, whole = torch.tensor([0.5, 1 / 3, 1.0]).log().unsqueeze(-1)
+    >>> round(ratio(half, third, half).item(), 3), round(ratio(half, third, whole).item(), 3)
+    (1.5, 1.0)
+    """
+    return (log_prob - torch.maximum(target, behaviour - math.log(2))).exp()
+
+
+class IMPACT(VTraceLearner):
+    """Importance-weighted asynchronous architecture with clipped target networks."""
+
+    name, title, presets = "impact", "IMPACT", PRESETS
+    args_type: ClassVar[type[VTraceArgs]] = Args
+    agent: ActorCritic
+    args: Args
+
+    def __init__(
+        self, args: Args, observation_space: gym.Space[Any], action_space: gym.Space[Any]
+    ) -> None:
+        super().__init__(args, observation_space, action_space)
+        spaces = observation_space, action_space
+        self.prepare(ActorCritic(*spaces, args.hidden, args.normalize_obs))
+        self.target = copy.deepcopy(self.agent).requires_grad_(False)
+        self.parts = {**self.parts, "target": self.target}
+        self.updates, self.kl_coef = 0, args.kl_coef
+
+    def recent(self) -> Recent:
+        return Recent(self.args.buffer, self.args.uses)
+
+    def learn(self, rows: Rollout, progress: float) -> Losses:
+        args = self.args
+        lr = self.anneal(self.optimizer, progress)
+        unrolled = self.agent.unroll(rows)
+        with torch.no_grad():
+            reference = self.target.unroll(rows)
+        targets = self.targets(rows, unrolled, reference.log_prob)
+        advantage = targets.advantages
+        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        weight = ratio(unrolled.log_prob, reference.log_prob, rows["log_prob"])
+        clipped = weight.clamp(1 - args.clip, 1 + args.clip)
+        policy_loss = -torch.min(weight * advantage, clipped * advantage).mean()
+        value_loss = 0.5 * (targets.targets - unrolled.value).square().mean()
+        entropy = unrolled.entropy.mean()
+        old = self.target.head.distribution(reference.out)
+        kl = kl_divergence(old, self.agent.head.distribution(unrolled.out)).mean()
+        loss = policy_loss + args.value_coef * value_loss - args.entropy * entropy
+        self.optimizer.descend(loss + self.kl_coef * kl, args.grad_norm)
+        self.adapt(kl.item())
+        self.observe(rows)
+        self.updates += 1
+        if self.updates % args.target_every == 0:
+            self.target.load_state_dict(self.agent.state_dict())
+        return {
+            "lr": lr,
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy": entropy,
+            "kl": kl,
+            "clip_fraction": (weight != clipped).float().mean(),
+        }
+
+    def adapt(self, kl: float) -> None:
+        """Make the penalty stronger if the learner is far from its target, weaker if it is near."""
+        if kl > 2 * self.args.kl_target:
+            self.kl_coef *= 1.5
+        elif kl < 0.5 * self.args.kl_target:
+            self.kl_coef *= 0.5
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "updates": self.updates, "kl_coef": self.kl_coef}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.updates, self.kl_coef = int(state["updates"]), float(state["kl_coef"])
+
+
+if __name__ == "__main__":
+    main(IMPACT)

@@ -1,0 +1,144 @@
+"""Train by IMPALA: actors that do not wait for the learner, and V-trace for what they did.
+
+``python -m pipelines.impala --env CartPole-v1 --stop-at 475``
+
+Espeholt et al. (2018). Shards collect fragments with the version they have; the learner takes
+every fragment once, in the order in which they arrive. ``--recurrent 64`` adds an LSTM, whose
+inputs include the last action and the last reward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import gymnasium as gym
+from torch import Tensor
+
+from clusterenv.returns import VTrace, vtrace
+from clusterenv.store import Rollout
+from pipelines.experiment import Losses, StreamAlgorithm, StreamArgs, main
+from pipelines.experiment.checks import Bound, Count, Limit, Natural, NotNegative, Positive, Share
+from pipelines.networks.actor_critic import ActorCritic, Unrolled
+from pipelines.networks.flat_adam import FlatAdam
+from pipelines.networks.recurrent import RecurrentActorCritic
+
+__all__ = ["IMPALA", "Args", "VTraceArgs", "VTraceLearner"]
+
+
+@dataclass(frozen=True)
+class VTraceArgs(StreamArgs):
+    """Options of learners that correct for the lag by V-trace."""
+
+    total_steps: Count = 500_000  # environment steps, summed over all environments
+    sync: Literal["every-version", "every", "divergence", "never"] = "every-version"  # when to pull
+    threshold: Limit = 0.05  # with --sync divergence: pull above this divergence
+    anneal: bool = True  # decrease the learning rate linearly to 0
+    lam: Share = 1.0  # how far later rows count in a target
+    entropy: NotNegative = 0.01  # weight of the entropy bonus
+    value_coef: NotNegative = 0.5  # weight of the value loss
+    grad_norm: Bound = 40.0  # clip gradients to this norm
+    reward_scale: Positive = 1.0  # the learner multiplies rewards by it
+    reward_clip: Bound = float("inf")  # and clips them to this
+    normalize_obs: bool = True  # by their running mean and variance; images are not
+    hidden: tuple[Count, ...] = (64, 64)  # layers of actor and critic
+
+
+@dataclass(frozen=True)
+class Args(VTraceArgs):
+    """Options; ``IMPALA.preset`` returns tuned ones for some environments."""
+
+    rho_bar: Bound = 1.0  # upper bound of the importance weights in the targets
+    rho_pg: Bound = 1.0  # and in the policy gradient
+    recurrent: Natural = 0  # units of an LSTM; 0 for none
+
+
+# fmt: off
+PRESETS: dict[str, dict[str, Any]] = {
+    "CartPole-v1": {"lr": 2e-3, "gamma": 0.98, "entropy": 0.001},
+    "clusterenv/CartPoleNoVelocity-v1": {
+        "total_steps": 1_500_000, "recurrent": 64, "hidden": (64,), "horizon": 64, "gamma": 0.98,
+        "entropy": 0.001,
+    },
+    "LunarLander-v3": {
+        "total_steps": 1_500_000, "lr": 1e-3, "gamma": 0.999, "reward_scale": 0.05,
+    },
+}
+# fmt: on
+
+
+class VTraceLearner(StreamAlgorithm[VTraceArgs]):
+    """What learners with V-trace share: agent, optimizer, rewards and targets."""
+
+    agent: ActorCritic | RecurrentActorCritic
+
+    def prepare(self, agent: ActorCritic | RecurrentActorCritic) -> None:
+        """Take the agent that learns and acts."""
+        self.agent = self.policy = agent
+        self.optimizer = FlatAdam(agent, self.args.lr)
+        self.parts = {"agent": agent, "optimizer": self.optimizer}
+
+    def targets(self, rows: Rollout, unrolled: Unrolled, log_prob: Tensor, **bounds: Any) -> VTrace:
+        """Return V-trace's targets and advantages, by a policy's log-probabilities."""
+        args = self.args
+        rewards = (rows["reward"] * args.reward_scale).clamp(-args.reward_clip, args.reward_clip)
+        return vtrace(
+            (log_prob - rows["log_prob"]).detach(),
+            rewards,
+            unrolled.value.detach(),
+            unrolled.next_value,
+            rows["terminated"],
+            rows["truncated"],
+            args.gamma,
+            args.lam,
+            **bounds,
+        )
+
+    def observe(self, rows: Rollout) -> None:
+        """Update the statistics of observations, after a step that needed those that acted."""
+        if self.agent.stats is not None:
+            self.agent.stats.update(rows["obs"].flatten(0, 1))
+
+
+class IMPALA(VTraceLearner):
+    """Importance-weighted actor-learner architecture."""
+
+    name, title, presets = "impala", "IMPALA", PRESETS
+    args_type: ClassVar[type[VTraceArgs]] = Args
+
+    def __init__(
+        self, args: Args, observation_space: gym.Space[Any], action_space: gym.Space[Any]
+    ) -> None:
+        super().__init__(args, observation_space, action_space)
+        self.bounds = {"rho_bar": args.rho_bar, "rho_pg": args.rho_pg}
+        spaces, options = (observation_space, action_space), (args.normalize_obs,)
+        agent: ActorCritic | RecurrentActorCritic
+        if args.recurrent:
+            agent = RecurrentActorCritic(*spaces, args.hidden, args.recurrent, *options)
+        else:
+            agent = ActorCritic(*spaces, args.hidden, *options)
+        self.prepare(agent)
+
+    def learn(self, rows: Rollout, progress: float) -> Losses:
+        args = self.args
+        lr = self.anneal(self.optimizer, progress)
+        unrolled = self.agent.unroll(rows)
+        targets = self.targets(rows, unrolled, unrolled.log_prob, **self.bounds)
+        policy_loss = -(targets.advantages * unrolled.log_prob).mean()
+        value_loss = 0.5 * (targets.targets - unrolled.value).square().mean()
+        entropy = unrolled.entropy.mean()
+        loss = policy_loss + args.value_coef * value_loss - args.entropy * entropy
+        self.optimizer.descend(loss, args.grad_norm)
+        self.observe(rows)
+        weight = (unrolled.log_prob - rows["log_prob"]).detach().exp().mean()
+        return {
+            "lr": lr,
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy": entropy,
+            "importance": weight,
+        }
+
+
+if __name__ == "__main__":
+    main(IMPALA)
