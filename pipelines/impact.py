@@ -43,7 +43,10 @@ class Args(VTraceArgs):
 
 # fmt: off
 PRESETS: dict[str, dict[str, Any]] = {
-    "CartPole-v1": {"lr": 1e-3, "gamma": 0.98, "entropy": 0.001},
+    "CartPole-v1": {"lr": 2e-3, "horizon": 32, "reward_scale": 0.1},
+    "LunarLander-v3": {
+        "total_steps": 1_500_000, "lr": 1e-3, "horizon": 32, "gamma": 0.999, "reward_scale": 0.05,
+    },
 }
 # fmt: on
 

@@ -31,6 +31,7 @@ class VTraceArgs(StreamArgs):
     """Options of learners that correct for the lag by V-trace."""
 
     total_steps: Count = 500_000  # environment steps, summed over all environments
+    horizon: Count = 16  # steps of each environment in a fragment
     sync: Literal["every-version", "every", "divergence", "never"] = "every-version"  # when to pull
     threshold: Limit = 0.05  # with --sync divergence: pull above this divergence
     anneal: bool = True  # decrease the learning rate linearly to 0
@@ -55,10 +56,10 @@ class Args(VTraceArgs):
 
 # fmt: off
 PRESETS: dict[str, dict[str, Any]] = {
-    "CartPole-v1": {"lr": 2e-3, "gamma": 0.98, "entropy": 0.001},
+    "CartPole-v1": {"lr": 2e-3, "reward_scale": 0.1},
     "clusterenv/CartPoleNoVelocity-v1": {
-        "total_steps": 1_500_000, "recurrent": 64, "hidden": (64,), "horizon": 64, "gamma": 0.98,
-        "entropy": 0.001,
+        "total_steps": 1_500_000, "horizon": 32, "lr": 1e-3, "reward_scale": 0.1,
+        "recurrent": 64, "hidden": (64,),
     },
     "LunarLander-v3": {
         "total_steps": 1_500_000, "lr": 1e-3, "gamma": 0.999, "reward_scale": 0.05,

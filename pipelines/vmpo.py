@@ -25,6 +25,7 @@ from pipelines.experiment import Losses, RolloutAlgorithm, RolloutArgs, check_mi
 from pipelines.experiment.checks import Bound, Count, Limit, NotNegative, Positive, Share
 from pipelines.networks.actor_critic import ActorCritic
 from pipelines.networks.flat_adam import FlatAdam
+from pipelines.networks.popart import PopArt
 from pipelines.networks.running import RewardScaler
 
 __all__ = ["VMPO", "Args", "Duals", "policy_loss", "temperature_loss"]
@@ -54,6 +55,7 @@ class Args(RolloutArgs):
     grad_norm: Bound = 0.5  # clip gradients to this norm
     normalize_obs: bool = True  # by their running mean and variance
     scale_rewards: bool = True  # by the running return's deviation
+    popart: Share = 0.0  # step of the statistics that normalise values (PopArt); 0 for none
     hidden: tuple[Count, ...] = (64, 64)  # layers of actor and critic
 
     def __post_init__(self) -> None:
@@ -63,7 +65,11 @@ class Args(RolloutArgs):
 
 # fmt: off
 PRESETS: dict[str, dict[str, Any]] = {
-    "CartPole-v1": {"gamma": 0.98},
+    "CartPole-v1": {"lr": 5e-4, "gamma": 0.98, "eps_eta": 0.1},
+    "LunarLander-v3": {"total_steps": 1_500_000, "gamma": 0.999, "lam": 0.98},
+    "Pendulum-v1": {
+        "total_steps": 1_000_000, "horizon": 200, "gamma": 0.9, "eps_eta": 0.1, "eps_alpha": 0.01,
+    },
 }
 # fmt: on
 
@@ -161,6 +167,12 @@ class VMPO(RolloutAlgorithm[Args]):
             "dual_optimizer": self.dual_optimizer,
             "scaler": self.scaler,
         }
+        self.popart = None
+        if args.popart:
+            last = self.agent.critic[-1]
+            assert isinstance(last, nn.Linear)
+            self.popart = PopArt(last, args.popart)
+            self.parts["popart"] = self.popart
         self.rollouts = 0
 
     def learn(self, rows: Rollout, progress: float) -> Losses:
@@ -186,13 +198,19 @@ class VMPO(RolloutAlgorithm[Args]):
         rewards = rows["reward"]
         if args.scale_rewards:
             rewards = self.scaler(rewards, rows["env"], rows["step"])
+        values = unrolled.value, unrolled.next_value
+        if self.popart is not None:
+            values = self.popart.value(values[0]), self.popart.value(values[1])
         ends = rows["terminated"], rows["truncated"]
-        advantages = gae(rewards, unrolled.value, unrolled.next_value, *ends, args.gamma, args.lam)
+        advantages = gae(rewards, *values, *ends, args.gamma, args.lam)
+        targets = advantages + values[0]
+        if self.popart is not None:
+            self.popart.update(targets)
+            targets = self.popart.normalize(targets)
         obs = rows["obs"].flatten(0, 1)
         old, _ = self.target(self.target.normalize(obs))
         action = rows[self.agent.head.column].flatten(0, 1)
-        flat = advantages.flatten(), (advantages + unrolled.value).flatten()
-        return self.agent.normalize(obs), action, old, *flat
+        return self.agent.normalize(obs), action, old, advantages.flatten(), targets.flatten()
 
     def update(
         self, obs: Tensor, action: Tensor, old: Tensor, advantage: Tensor, target: Tensor

@@ -40,6 +40,8 @@ TOTAL_STEPS = {  # of each run; a run on CartPole stops when an evaluation reach
     ("LunarLander-v3", "ppo"): 300_000,
     ("LunarLander-v3", "dqn"): 150_000,
     ("LunarLander-v3", "apex"): 150_000,
+    **{("CartPole-v1", name): 200_000 for name in ("impala", "impact", "vmpo")},
+    **{("LunarLander-v3", name): 500_000 for name in ("impala", "impact", "vmpo")},
 }
 STOPS = ("CartPole-v1",)
 EVALUATE_EVERY = {"CartPole-v1": 5_000, "LunarLander-v3": 20_000}  # steps
@@ -50,7 +52,9 @@ class Args(Options):
     """What to compare, and where the results are."""
 
     envs: tuple[Literal["CartPole-v1", "LunarLander-v3"], ...] = ("CartPole-v1", "LunarLander-v3")
-    learners: tuple[Literal["ppo", "dqn", "apex"], ...] = ("ppo", "dqn", "apex")
+    learners: tuple[Literal["ppo", "dqn", "apex", "impala", "impact", "vmpo"], ...] = (
+        *("ppo", "dqn", "apex"),
+    )
     thresholds: tuple[Limit, ...] = (0.01, 0.05, 0.1)  # beside every-version
     seeds: tuple[Natural, ...] = (100, 200, 300, 400, 500)  # far apart: environment i gets seed + i
     total_steps: Count | None = (

@@ -17,6 +17,7 @@ from torch.distributions import Categorical, Normal, kl_divergence
 from clusterenv.errors import ConfigError
 from clusterenv.store import Rollout
 from pipelines.experiment import run
+from pipelines.networks.popart import PopArt
 from pipelines.vmpo import VMPO, Duals, policy_loss, temperature_loss, top_half
 
 BOX = gym.spaces.Box(-1, 1, (2,), np.float32)
@@ -140,12 +141,25 @@ def test_the_target_acts_and_follows_when_it_is_published() -> None:
     assert not torch.equal(before["actor.0.weight"], theirs["actor.0.weight"])
 
 
+def test_popart_rescales_the_last_layer_and_keeps_what_it_says() -> None:
+    torch.manual_seed(0)
+    popart = PopArt(torch.nn.Linear(3, 1), step=0.5)
+    obs = torch.randn(8, 3)
+    before = popart.value(popart.layer(obs))
+    for _ in range(20):
+        popart.update(torch.tensor([90.0, 110.0]))
+        torch.testing.assert_close(popart.value(popart.layer(obs)), before, atol=1e-2, rtol=1e-3)
+    assert popart.mean.item() == pytest.approx(100.0, rel=1e-3)
+    assert popart.deviation.item() == pytest.approx(10.0, rel=1e-1)
+    torch.testing.assert_close(popart.value(popart.normalize(obs)), obs, atol=1e-3, rtol=1e-3)
+
+
 # Runs
 
 
 def test_a_run_goes_on(tmp_path: Path, cluster: str) -> None:
-    run(VMPO, short(tmp_path, 512, cluster=cluster))
-    assert run(VMPO, short(tmp_path, 1_024, cluster=cluster)).steps == 1_024
+    run(VMPO, short(tmp_path, 512, cluster=cluster, popart=0.1))
+    assert run(VMPO, short(tmp_path, 1_024, cluster=cluster, popart=0.1)).steps == 1_024
     assert progress(tmp_path)[-1]["eta"] > 0
 
 
