@@ -84,9 +84,8 @@ class IMPACT(VTraceLearner):
     def recent(self) -> Recent:
         return Recent(self.args.buffer, self.args.uses)
 
-    def learn(self, rows: Rollout, progress: float) -> Losses:
+    def update(self, rows: Rollout) -> Losses:
         args = self.args
-        lr = self.anneal(self.optimizer, progress)
         unrolled = self.agent.unroll(rows)
         with torch.no_grad():
             reference = self.target.unroll(rows)
@@ -103,12 +102,10 @@ class IMPACT(VTraceLearner):
         loss = policy_loss + args.value_coef * value_loss - args.entropy * entropy
         self.optimizer.descend(loss + self.kl_coef * kl, args.grad_norm)
         self.adapt(kl.item())
-        self.observe(rows)
         self.updates += 1
         if self.updates % args.target_every == 0:
             self.target.load_state_dict(self.agent.state_dict())
         return {
-            "lr": lr,
             "policy_loss": policy_loss,
             "value_loss": value_loss,
             "entropy": entropy,

@@ -9,12 +9,14 @@ inputs include the last action and the last reward.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import gymnasium as gym
 from torch import Tensor
 
+from clusterenv.errors import ConfigError
 from clusterenv.returns import VTrace, vtrace
 from clusterenv.store import Rollout
 from pipelines.experiment import Losses, StreamAlgorithm, StreamArgs, main
@@ -42,6 +44,7 @@ class VTraceArgs(StreamArgs):
     reward_scale: Positive = 1.0  # the learner multiplies rewards by it
     reward_clip: Bound = float("inf")  # and clips them to this
     normalize_obs: bool = True  # by their running mean and variance; images are not
+    minibatches: Count = 1  # updates with a fragment, whose environments are split
     hidden: tuple[Count, ...] = (64, 64)  # layers of actor and critic
 
 
@@ -95,10 +98,24 @@ class VTraceLearner(StreamAlgorithm[VTraceArgs]):
             **bounds,
         )
 
-    def observe(self, rows: Rollout) -> None:
-        """Update the statistics of observations, after a step that needed those that acted."""
+    def learn(self, rows: Rollout, progress: float) -> Losses:
+        args = self.args
+        if args.minibatches > (envs := rows["reward"].shape[1]):
+            raise ConfigError(
+                f"--minibatches {args.minibatches} cannot split a fragment of {envs} environments, "
+                f"whose time rows stay together: --minibatches {envs}, or fewer --shards"
+            )
+        lr = self.anneal(self.optimizer, progress)
+        losses = [self.update(part) for part in rows.split(args.minibatches)]
         if self.agent.stats is not None:
+            # Only now: the updates needed the statistics that acted.
             self.agent.stats.update(rows["obs"].flatten(0, 1))
+        means = {name: sum(each[name] for each in losses) / len(losses) for name in losses[0]}
+        return {"lr": lr, **means}
+
+    @abstractmethod
+    def update(self, rows: Rollout) -> Losses:
+        """Make one step of the optimizer; return losses and diagnostics."""
 
 
 class IMPALA(VTraceLearner):
@@ -120,9 +137,8 @@ class IMPALA(VTraceLearner):
             agent = ActorCritic(*spaces, args.hidden, *options)
         self.prepare(agent)
 
-    def learn(self, rows: Rollout, progress: float) -> Losses:
+    def update(self, rows: Rollout) -> Losses:
         args = self.args
-        lr = self.anneal(self.optimizer, progress)
         unrolled = self.agent.unroll(rows)
         targets = self.targets(rows, unrolled, unrolled.log_prob, **self.bounds)
         policy_loss = -(targets.advantages * unrolled.log_prob).mean()
@@ -130,10 +146,8 @@ class IMPALA(VTraceLearner):
         entropy = unrolled.entropy.mean()
         loss = policy_loss + args.value_coef * value_loss - args.entropy * entropy
         self.optimizer.descend(loss, args.grad_norm)
-        self.observe(rows)
         weight = (unrolled.log_prob - rows["log_prob"]).detach().exp().mean()
         return {
-            "lr": lr,
             "policy_loss": policy_loss,
             "value_loss": value_loss,
             "entropy": entropy,

@@ -17,6 +17,7 @@ from clusterenv.data.fragment import Cut
 from clusterenv.data.record_batch import ORIGIN, STATE, Sparse, ascending, next_of, to_record_batch
 from clusterenv.data.spaces import Array, Column
 from clusterenv.data.tensordict import to_tensordict
+from clusterenv.errors import ConfigError
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -213,6 +214,42 @@ class Rollout:
             following.flatten(0, 1)[self.tail_rows] = tail
             shifted[name] = following
         return shifted
+
+    def split(self, parts: int) -> list[Rollout]:
+        """Return several rollouts, each with a share of the environments and all time rows.
+
+        Parameters
+        ----------
+        parts
+            How many; they are as equal in size as can be.
+
+        Raises
+        ------
+        ConfigError
+            If there are fewer environments than parts.
+        """
+        envs = self.columns["reward"].shape[1]
+        if not 1 <= parts <= envs:
+            raise ConfigError(
+                f"a rollout of {envs} environments cannot be split into {parts} parts, as the time "
+                f"rows of an environment stay together: split({min(max(parts, 1), envs)})"
+            )
+        if parts == 1:
+            return [self]
+        at, env = self.tail_rows // envs, self.tail_rows % envs
+        found = []
+        for chosen in torch.arange(envs).tensor_split(parts):
+            first, count = int(chosen[0]), len(chosen)
+            mine = (env >= first) & (env < first + count)
+            found.append(
+                Rollout(
+                    {name: column[:, chosen] for name, column in self.columns.items()},
+                    at[mine] * count + env[mine] - first,
+                    {name: tail[mine] for name, tail in self.tail.items()},
+                    {name: state[chosen] for name, state in self.state.items()},
+                )
+            )
+        return found
 
     def tensordict(self) -> TensorDict:
         """Return the rows as TorchRL's losses, estimators and buffers expect them.

@@ -7,10 +7,12 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pyarrow as pa
 import pytest
-from agents import Cycle
+import torch
+from agents import Counter, Cycle
 from batches import Content, Fleet, Frames, TwoLeaves, as_batch, changed, observations
 from compare import assert_same
 from sealed import ORIGIN, expected, fragment, sealed
@@ -21,6 +23,7 @@ from clusterenv.data.arrow import from_arrow
 from clusterenv.data.fragment_decoder import FragmentDecoder
 from clusterenv.data.fragment_encoder import FragmentEncoder
 from clusterenv.data.spaces import Layout
+from clusterenv.errors import ConfigError
 from clusterenv.simulation.engines import build
 from clusterenv.simulation.engines.base import Recipe
 from clusterenv.simulation.loop import EnvLoop
@@ -193,3 +196,29 @@ def test_a_pickled_batch_holds_its_columns_once() -> None:
     assert found.record_batch.equals(batch.record_batch)
     assert found.names == batch.names
     assert_same({n: found.flat(n) for n in found.names}, {n: batch.flat(n) for n in batch.names})
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 5])
+def test_a_rollout_splits_by_environment_with_its_tails_and_state(parts: int) -> None:
+    recipe = Recipe(gym.spec("CartPole-v1"), {})
+    loop = EnvLoop(build(recipe, 0, 5), Counter(), 0, 16, [3 + i for i in range(5)])
+    loop.fragment(Acting(0, {}))
+    fragment = loop.fragment(Acting(0, {}))
+    whole = as_batch(fragment).torch()
+    split = whole.split(parts)
+    assert len(split) == parts
+    envs = [part["reward"].shape[1] for part in split]
+    assert sum(envs) == 5
+    assert max(envs) - min(envs) <= 1
+    for name in whole.columns:
+        assert torch.equal(torch.cat([part[name] for part in split], 1), whole[name])
+    following = [part.next_obs()["obs"] for part in split]
+    assert torch.equal(torch.cat(following, 1), whole.next_obs()["obs"])
+    counts = torch.cat([part.state["count"] for part in split])
+    assert torch.equal(counts, whole.state["count"])
+    assert sum(len(part.tail_rows) for part in split) == len(whole.tail_rows) > 5
+
+
+def test_a_rollout_does_not_split_the_time_of_an_environment() -> None:
+    with pytest.raises(ConfigError, match=r"2 environments cannot be split into 3 .*: split\(2\)"):
+        batch_of().torch().split(3)

@@ -262,6 +262,14 @@ def test_fragments_older_than_allowed_end_the_run_with_what_there_is(
     assert not note_of(tmp_path)["finished"]
 
 
+def test_a_fragment_that_cannot_be_split_as_asked_is_refused(tmp_path: Path, cluster: str) -> None:
+    args = short(IMPALA, tmp_path, 512, cluster=cluster, minibatches=5, recurrent=8)
+    message = "--minibatches 5 cannot split a fragment of 4 environments.*: --minibatches 4"
+    with pytest.raises(ConfigError, match=message):
+        run(IMPALA, args)
+    assert run(IMPALA, short(IMPALA, tmp_path / "2", 512, cluster=cluster, minibatches=4)).steps
+
+
 def test_nan_leaves_the_last_checkpoint(
     tmp_path: Path, cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,6 +291,7 @@ def _nan_targets() -> Any:
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [
+        (IMPALA, {"minibatches": 0}, "--minibatches must be 1 or more, got 0"),
         (IMPALA, {"queue": 1}, "--queue must be 2 or more, got 1"),
         (IMPALA, {"rho_bar": 0}, "--rho-bar must be above 0, got 0"),
         (IMPALA, {"recurrent": -1}, "--recurrent must be 0 or more, got -1"),
