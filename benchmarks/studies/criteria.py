@@ -14,7 +14,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import NamedTuple
 
 import matplotlib as mpl
@@ -102,7 +101,6 @@ class Outcome:
     """The 95 % interval of its mean over episodes."""
     goal_steps: int | None
     """Steps of the first version that was evaluated at the goal beside training."""
-    seconds: float
 
 
 def train(args: Args, env: str, learner: str, seed: int) -> Outcome:
@@ -134,16 +132,14 @@ def train(args: Args, env: str, learner: str, seed: int) -> Outcome:
         final_low=played.interval[0],
         final_high=played.interval[1],
         goal_steps=next((int(float(row["eval_steps"])) for row in above), None),
-        seconds=result.seconds,
     )
 
 
 def judge(outcomes: Sequence[Outcome]) -> str:
     """Return a Markdown table: a row for each task, with every seed."""
     lines = [
-        "| task | learner | goal | published | returns, by seed | reached "
-        "| first at the goal | steps/s |",
-        "|---|---|---:|---|---|---:|---|---:|",
+        "| task | learner | goal | published | returns, by seed | reached | first at the goal |",
+        "|---|---|---:|---|---|---:|---|",
     ]
     for (env, learner), task in TASKS.items():
         runs = [each for each in outcomes if (each.env, each.learner) == (env, learner)]
@@ -153,10 +149,9 @@ def judge(outcomes: Sequence[Outcome]) -> str:
         returns = ", ".join(f"{each.final_return:.1f}" for each in runs)
         firsts = ", ".join("–" if r.goal_steps is None else f"{r.goal_steps:,}" for r in runs)
         reached = sum(each.final_return >= task.goal for each in runs)
-        rate = fmean(each.steps / each.seconds for each in runs)
         lines.append(
             f"| {env} | {learner} | {task.goal:g} in {task.steps:,} | {task.others} | {returns} "
-            f"| {reached} of {len(runs)} | {firsts} | {rate:,.0f} |"
+            f"| {reached} of {len(runs)} | {firsts} |"
         )
     return "\n".join(lines)
 
