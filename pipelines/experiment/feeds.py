@@ -228,7 +228,8 @@ def _rollout(sample: Mapping[str, Tensor]) -> Rollout:
     ends = sample["terminated"] | sample["truncated"]
     ends[-1] = True
     tail_rows = ends.flatten().nonzero().squeeze(-1)
-    columns = {name: column for name, column in sample.items() if not name.startswith("next_obs")}
+    besides = ("next_obs", "indices", "weights")
+    columns = {name: column for name, column in sample.items() if not name.startswith(besides)}
     tail = {
         name.removeprefix("next_"): column.flatten(0, 1)[tail_rows]
         for name, column in sample.items()
