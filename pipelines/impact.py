@@ -84,21 +84,46 @@ class IMPACT(VTraceLearner):
     def recent(self) -> Recent:
         return Recent(self.args.buffer, self.args.uses)
 
-    def update(self, rows: Rollout) -> Losses:
-        args = self.args
-        unrolled = self.agent.unroll(rows)
-        with torch.no_grad():
-            reference = self.target.unroll(rows)
+    def improve(self, rows: Rollout) -> list[Losses]:
+        self.check_split(rows["reward"].numel() // 2, "pairs of rows")
+        columns = self.judge(rows)
+        order = torch.randperm(len(columns[0]))
+        split = [column[order].tensor_split(self.args.minibatches) for column in columns]
+        return [self.update(*minibatch) for minibatch in zip(*split, strict=True)]
+
+    @torch.no_grad()
+    def judge(self, rows: Rollout) -> tuple[Tensor, ...]:
+        """Return what an update needs of every row, the rows one after the other."""
+        unrolled, reference = self.agent.unroll(rows), self.target.unroll(rows)
         targets = self.targets(rows, unrolled, reference.log_prob)
         advantage = targets.advantages
         advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-        weight = ratio(unrolled.log_prob, reference.log_prob, rows["log_prob"])
+        obs = self.agent.normalize(rows["obs"].flatten(0, 1))
+        action = rows[self.agent.head.column].flatten(0, 1)
+        near = reference.log_prob, rows["log_prob"], advantage, targets.targets
+        return obs, action, reference.out.flatten(0, 1), *(column.flatten() for column in near)
+
+    def update(
+        self,
+        obs: Tensor,
+        action: Tensor,
+        reference: Tensor,
+        target_log_prob: Tensor,
+        behaviour: Tensor,
+        advantage: Tensor,
+        target: Tensor,
+    ) -> Losses:
+        """Make one step of the optimizer."""
+        args = self.args
+        out, value = self.agent(obs)
+        log_prob, entropies = self.agent.head.judge(out, action)
+        weight = ratio(log_prob, target_log_prob, behaviour)
         clipped = weight.clamp(1 - args.clip, 1 + args.clip)
         policy_loss = -torch.min(weight * advantage, clipped * advantage).mean()
-        value_loss = 0.5 * (targets.targets - unrolled.value).square().mean()
-        entropy = unrolled.entropy.mean()
-        old = self.target.head.distribution(reference.out)
-        kl = kl_divergence(old, self.agent.head.distribution(unrolled.out)).mean()
+        value_loss = 0.5 * (target - value).square().mean()
+        entropy = entropies.mean()
+        heads = self.target.head.distribution(reference), self.agent.head.distribution(out)
+        kl = kl_divergence(*heads).mean()
         loss = policy_loss + args.value_coef * value_loss - args.entropy * entropy
         self.optimizer.descend(loss + self.kl_coef * kl, args.grad_norm)
         self.adapt(kl.item())

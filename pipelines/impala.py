@@ -44,7 +44,7 @@ class VTraceArgs(StreamArgs):
     reward_scale: Positive = 1.0  # the learner multiplies rewards by it
     reward_clip: Bound = float("inf")  # and clips them to this
     normalize_obs: bool = True  # by their running mean and variance; images are not
-    minibatches: Count = 1  # updates with a fragment, whose environments are split
+    minibatches: Count = 1  # updates with a fragment, which is split
     hidden: tuple[Count, ...] = (64, 64)  # layers of actor and critic
 
 
@@ -99,23 +99,25 @@ class VTraceLearner(StreamAlgorithm[VTraceArgs]):
         )
 
     def learn(self, rows: Rollout, progress: float) -> Losses:
-        args = self.args
-        if args.minibatches > (envs := rows["reward"].shape[1]):
-            raise ConfigError(
-                f"--minibatches {args.minibatches} cannot split a fragment of {envs} environments, "
-                f"whose time rows stay together: --minibatches {envs}, or fewer --shards"
-            )
         lr = self.anneal(self.optimizer, progress)
-        losses = [self.update(part) for part in rows.split(args.minibatches)]
+        losses = self.improve(rows)
         if self.agent.stats is not None:
             # Only now: the updates needed the statistics that acted.
             self.agent.stats.update(rows["obs"].flatten(0, 1))
         means = {name: sum(each[name] for each in losses) / len(losses) for name in losses[0]}
         return {"lr": lr, **means}
 
+    def check_split(self, of: int, what: str) -> None:
+        """Raise if a fragment cannot be split into as many minibatches as asked."""
+        if self.args.minibatches > of:
+            raise ConfigError(
+                f"--minibatches {self.args.minibatches} cannot split a fragment of {of} {what}: "
+                f"--minibatches {of}, or fewer --shards"
+            )
+
     @abstractmethod
-    def update(self, rows: Rollout) -> Losses:
-        """Make one step of the optimizer; return losses and diagnostics."""
+    def improve(self, rows: Rollout) -> list[Losses]:
+        """Make the updates of a fragment; return losses and diagnostics of each."""
 
 
 class IMPALA(VTraceLearner):
@@ -137,7 +139,13 @@ class IMPALA(VTraceLearner):
             agent = ActorCritic(*spaces, args.hidden, *options)
         self.prepare(agent)
 
+    def improve(self, rows: Rollout) -> list[Losses]:
+        # An LSTM needs the time rows of an environment together.
+        self.check_split(rows["reward"].shape[1], "environments")
+        return [self.update(part) for part in rows.split(self.args.minibatches)]
+
     def update(self, rows: Rollout) -> Losses:
+        """Make one step of the optimizer."""
         args = self.args
         unrolled = self.agent.unroll(rows)
         targets = self.targets(rows, unrolled, unrolled.log_prob, **self.bounds)
