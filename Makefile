@@ -58,8 +58,9 @@ bench: .venv/dev  ## measure steps and rows per second
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/collect.py
 
-bench-peers: .venv/dev  ## measure the peers beside ours, each in an environment of its own
+bench-peers: .venv/dev  ## measure the peers beside ours, collecting and then training; takes hours
 	$(BIN)/python -m benchmarks.peers.run
+	$(BIN)/python -m benchmarks.learners
 
 .venv-peers/replay/installed: benchmarks/peers/requirements/replay.txt pyproject.toml
 	$(PYTHON) -m venv .venv-peers/replay

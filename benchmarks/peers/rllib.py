@@ -11,6 +11,7 @@ runner, and the episodes arrive at the head.
 from __future__ import annotations
 
 import os
+import sys
 
 import ray
 from ray.rllib.algorithms.ppo import PPOConfig
@@ -19,17 +20,32 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from benchmarks.peers import common
 
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # or it listens on all interfaces
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # or what is tidied up late starts another Ray
+}
 
-def main() -> None:
-    seconds = common.seconds(__doc__)
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+
+def start_ray(cpus: int) -> None:
+    """Start Ray for this machine alone, on its loopback interface.
+
+    Ray reads some settings when it is imported: without them, the program begins anew with them.
+    """
+    if not SETTINGS.items() <= os.environ.items():
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | SETTINGS)
     ray.init(
-        num_cpus=common.WORKERS,
+        num_cpus=cpus,
         include_dashboard=False,
         log_to_driver=False,
         logging_level="error",
         _node_ip_address="127.0.0.1",
     )
+
+
+def main() -> None:
+    seconds = common.seconds(__doc__)
+    start_ray(common.WORKERS)
     config = (
         PPOConfig()
         .environment(common.ENV)

@@ -14,11 +14,7 @@ and of the ratios within the rounds.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import signal
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 
@@ -26,72 +22,16 @@ import torch
 
 from benchmarks import collect
 from benchmarks.peers.common import WARM_UP, WORKERS
+from benchmarks.peers.venvs import Skipped, python_of, report_of
 
-ROOT = Path(__file__).parents[2]
 PEERS = ("rllib", "sample_factory", "torchrl", "sb3", "gymnasium_async")
 WORK = "lunarlander"
 OURS, BARE = "ClusterEnv Collector", "bare limit: no communication"
 
 
-class Skipped(Exception):
-    """A peer cannot be measured here, and why."""
-
-
-def called(*command: str | Path, timeout: float) -> str:
-    """Return what a command prints; end all its processes when it fails or takes too long."""
-    process = subprocess.Popen(
-        [str(part) for part in command],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},  # more threads than cores slow all of them
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        out, err = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        raise Skipped(f"no answer within {timeout:.0f} s") from None
-    finally:
-        if process.poll() is None:
-            process.terminate()  # Ray takes its daemons along only when it may end by itself
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                pass
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-    if process.returncode != 0:
-        last = [line for line in (out + err).splitlines() if line.strip()][-1:]
-        raise Skipped(f"exit code {process.returncode}: {' '.join(last)}")
-    return out
-
-
-def python_of(peer: str) -> Path:
-    """Return the interpreter of a peer's virtual environment, which is made if need be."""
-    home = ROOT / ".venv-peers" / peer
-    requirements = Path(__file__).parent / "requirements" / f"{peer}.txt"
-    python, marker = home / "bin" / "python", home / "installed"
-    if not marker.exists() or marker.read_text() != requirements.read_text():
-        print(f"installing {peer} …", file=sys.stderr, flush=True)
-        called(sys.executable, "-m", "venv", home, timeout=120)
-        pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-        called(*pip, "--constraint", "constraints.txt", "torch", timeout=900)
-        called(*pip, "--requirement", requirements, timeout=900)
-        marker.write_text(requirements.read_text())
-    return python
-
-
 def peer_rate(peer: str, python: Path, seconds: float) -> tuple[str, float, str]:
     """Return a peer's name, its steps per second and its version."""
-    program = (python, "-m", f"benchmarks.peers.{peer}")
-    out = called(*program, "--seconds", str(seconds), timeout=60 + 4 * seconds)
-    lines = [line for line in out.splitlines() if line.startswith('{"peer"')]
-    if not lines:
-        raise Skipped("it printed no result")
-    result = json.loads(lines[-1])
+    result = report_of(python, peer, "--seconds", seconds, timeout=60 + 4 * seconds)
     return result["peer"], result["steps_per_second"], result["version"]
 
 

@@ -32,10 +32,10 @@ class Vector(gym.Env):
     """A worker's environments, in the form that Sample Factory has for many agents."""
 
     is_multiagent = True
-    num_agents = common.ENVS_PER_WORKER
 
-    def __init__(self) -> None:
-        self.envs = gym.vector.SyncVectorEnv([lambda: gym.make(ENV)] * self.num_agents)
+    def __init__(self, env: str, num_agents: int) -> None:
+        self.num_agents = num_agents
+        self.envs = gym.vector.SyncVectorEnv([lambda: gym.make(env)] * num_agents)
         self.observation_space = self.envs.single_observation_space
         self.action_space = self.envs.single_action_space
 
@@ -52,14 +52,12 @@ class Vector(gym.Env):
 
 
 def make_envs(*_: Any, **__: Any) -> Vector:
-    return Vector()
-
-
-register_env(ENV, make_envs)
+    return Vector(ENV, common.ENVS_PER_WORKER)
 
 
 def main() -> None:
     seconds = common.seconds(__doc__)
+    register_env(ENV, make_envs)
     with tempfile.TemporaryDirectory() as folder:
         arguments = [
             f"--env={ENV}",
