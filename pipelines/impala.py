@@ -65,7 +65,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "recurrent": 64, "hidden": (64,),
     },
     "LunarLander-v3": {
-        "total_steps": 1_500_000, "lr": 1e-3, "gamma": 0.999, "reward_scale": 0.05,
+        "total_steps": 1_500_000, "horizon": 64, "minibatches": 8, "lr": 1e-3, "lam": 0.95,
+        "entropy": 0.001, "reward_scale": 0.1,
     },
 }
 # fmt: on

@@ -66,7 +66,9 @@ class Args(RolloutArgs):
 # fmt: off
 PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {"lr": 5e-4, "gamma": 0.98, "eps_eta": 0.1},
-    "LunarLander-v3": {"total_steps": 1_500_000, "gamma": 0.999, "lam": 0.98},
+    "LunarLander-v3": {
+        "total_steps": 1_500_000, "lr": 5e-4, "gamma": 0.999, "lam": 0.98, "eps_eta": 0.1,
+    },
     "Pendulum-v1": {
         "total_steps": 1_000_000, "horizon": 200, "gamma": 0.9, "eps_eta": 0.1, "eps_alpha": 0.01,
     },
