@@ -48,6 +48,10 @@ PRESETS: dict[str, dict[str, Any]] = {
         "total_steps": 1_500_000, "horizon": 64, "minibatches": 8, "uses": 4, "lr": 1e-3,
         "gamma": 0.999, "lam": 0.98, "reward_scale": 0.05,
     },
+    "Pendulum-v1": {
+        "total_steps": 1_000_000, "horizon": 100, "minibatches": 8, "uses": 8, "buffer": 8,
+        "lr": 5e-4, "gamma": 0.9, "lam": 0.95, "entropy": 0.0, "reward_scale": 0.1,
+    },
 }
 # fmt: on
 
