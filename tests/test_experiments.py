@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.studies import aps_arms, aps_learners, aps_sweep, curves
+from benchmarks.studies import aps_arms, aps_learners, aps_sweep, criteria, curves
 from pipelines import learners
 
 EXPERIMENTS = Path(__file__).parents[1] / "docs" / "experiments"
@@ -72,5 +72,19 @@ def test_the_comparison_of_learners_says_what_the_page_says(
         pulls = default.threshold if default.sync == "divergence" else None
         if pulls != verdict.default:  # a departure from the rule must be told
             assert f"{learner.upper()}'s default is {pulls}, not the {verdict.default}" in PAGE
+    for plot in re.findall(rf"\({out.name}/(\S+\.png)\)", PAGE):
+        assert (out / plot).stat().st_size > 10_000
+
+
+def test_the_study_of_criteria_says_what_the_page_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "criteria"
+    shutil.copytree(EXPERIMENTS / out.name, out, ignore=shutil.ignore_patterns("*.png", "runs"))
+    criteria.study(criteria.Args(out=out, plot_only=True))
+    said = rows(capsys.readouterr().out)
+    assert len(said) > 5
+    for row in said:
+        assert row in PAGE
     for plot in re.findall(rf"\({out.name}/(\S+\.png)\)", PAGE):
         assert (out / plot).stat().st_size > 10_000
