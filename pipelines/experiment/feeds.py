@@ -102,8 +102,8 @@ class RolloutFeed(Feed):
                 self._episodes.add(batch)
                 store.add(batch, newest_version=self.version)
             progress = min(1.0, self.steps / args.total_steps)
-            self.steps += store.rows
-            yield self._learn(store.take(), store.stats.accepted_rows, progress)
+            self.steps += (rows := store.rows)
+            yield self._learn(store.take(), rows, progress)
 
 
 class StreamFeed(Feed):

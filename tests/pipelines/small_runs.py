@@ -62,6 +62,11 @@ def progress(out: Path) -> list[dict[str, float]]:
         return [{name: float(row[name] or "nan") for name in row} for row in csv.DictReader(file)]
 
 
+def rows_learned(row: dict[str, float]) -> float:
+    """Return the rows that a learner took, by the metrics of its work."""
+    return row["learner_rows_per_second"] * row["learner_share"] * row["seconds"]
+
+
 def killed_and_gone_on(words: str, out: Path, cluster: str) -> None:
     """Kill a run of 20,000 steps when it has saved some, and let the same command finish it."""
     steps = ["--total-steps", "20000", "--cluster", cluster, "--out", str(out)]

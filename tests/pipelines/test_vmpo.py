@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from distributed import Client
-from small_runs import killed_and_gone_on, progress
+from small_runs import killed_and_gone_on, progress, rows_learned
 from torch.distributions import Categorical, Normal, kl_divergence
 
 from clusterenv.errors import ConfigError
@@ -159,6 +159,7 @@ def test_popart_rescales_the_last_layer_and_keeps_what_it_says() -> None:
 
 def test_a_run_goes_on(tmp_path: Path, cluster: str) -> None:
     run(VMPO, short(tmp_path, 512, cluster=cluster, popart=0.1))
+    assert rows_learned(progress(tmp_path)[-1]) == pytest.approx(512, rel=0.02)
     assert run(VMPO, short(tmp_path, 1_024, cluster=cluster, popart=0.1)).steps == 1_024
     assert progress(tmp_path)[-1]["eta"] > 0
 
