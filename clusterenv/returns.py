@@ -195,7 +195,8 @@ def vtrace(
         no bound.
     mask
         Which rows count, ``[time, env]``, boolean. The others keep their value as their target,
-        have no advantage, and no target reaches over them.
+        have no advantage, and no target reaches over them. The next value of a row before a masked
+        one counts.
 
     Raises
     ------
@@ -224,6 +225,8 @@ def vtrace(
         weights = weights.where(mask, 0.0)
     bootstrap = (gamma * next_values).masked_fill(terminated, 0.0)
     deltas = _clipped(weights, rho_bar) * (rewards + bootstrap - values)
+    if mask is not None:  # what a masked row holds may be NaN
+        deltas = deltas.where(mask, 0.0)
     goes_on = ~(terminated | truncated)
     carry = gamma * goes_on * lam * weights.clamp(max=1.0)
     excess = discounted_sums(deltas, carry)  # vs - V
@@ -231,6 +234,8 @@ def vtrace(
     beyond[:-1] = lam * excess[1:] * goes_on[:-1]
     q = (gamma * (next_values + beyond)).masked_fill(terminated, 0.0)
     advantages = _clipped(weights, rho_pg) * (rewards + q - values)
+    if mask is not None:
+        advantages = advantages.where(mask, 0.0)
     return VTrace(values + excess, advantages)
 
 

@@ -13,6 +13,7 @@ import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -35,22 +36,25 @@ class Args(VTraceArgs):
 
     buffer: Count = 4  # newest fragments that are kept
     uses: Count = 2  # how often each may be drawn
-    target_every: Count = 16  # updates between copies to the target network
+    target_every: Count = 4  # draws between copies to the target network
     clip: Bound = 0.4  # clipping range of the ratio
-    kl_coef: NotNegative = 0.0  # initial weight of KL(target || learner); it adapts; 0 for none
-    kl_target: Positive = 0.01  # with --kl-coef: the weight grows above twice this
+    kl_coef: NotNegative = 0.0  # initial weight of the KL divergence from the target; 0 for none
+    kl_target: Positive = (
+        0.01  # with --kl-coef: the weight grows above twice this, falls below half
+    )
 
 
 # fmt: off
 PRESETS: dict[str, dict[str, Any]] = {
-    "CartPole-v1": {"lr": 2e-3, "horizon": 32, "reward_scale": 0.1},
+    "CartPole-v1": {"lr": 2e-3, "horizon": 32, "target_every": 16, "reward_scale": 0.1},
     "LunarLander-v3": {
         "total_steps": 1_500_000, "horizon": 64, "minibatches": 8, "uses": 4, "lr": 1e-3,
-        "gamma": 0.999, "lam": 0.98, "reward_scale": 0.05,
+        "gamma": 0.999, "lam": 0.98, "target_every": 2, "reward_scale": 0.05,
     },
     "Pendulum-v1": {
         "total_steps": 1_000_000, "horizon": 100, "minibatches": 8, "uses": 8, "buffer": 8,
-        "lr": 5e-4, "gamma": 0.9, "lam": 0.95, "entropy": 0.0, "reward_scale": 0.1,
+        "lr": 5e-4, "gamma": 0.9, "lam": 0.95, "entropy": 0.0, "target_every": 2,
+        "reward_scale": 0.1,
     },
 }
 # fmt: on
@@ -81,23 +85,31 @@ class IMPACT(VTraceLearner):
     ) -> None:
         super().__init__(args, observation_space, action_space)
         spaces = observation_space, action_space
-        self.prepare(ActorCritic(*spaces, args.hidden, args.normalize_obs))
+        self.adopt(ActorCritic(*spaces, args.hidden, args.normalize_obs))
         self.target = copy.deepcopy(self.agent).requires_grad_(False)
         self.parts = {**self.parts, "target": self.target}
-        self.updates, self.kl_coef = 0, args.kl_coef
+        self.samples, self.kl_coef = 0, args.kl_coef
+        self.kls: list[float] = []  # since the target network was copied
 
     def recent(self) -> Recent:
         return Recent(self.args.buffer, self.args.uses)
 
     def improve(self, rows: Rollout) -> list[Losses]:
-        self.check_split(rows["reward"].numel() // 2, "pairs of rows")
-        columns = self.judge(rows)
+        columns = self.prepare(rows)
         order = torch.randperm(len(columns[0]))
-        split = [column[order].tensor_split(self.args.minibatches) for column in columns]
-        return [self.update(*minibatch) for minibatch in zip(*split, strict=True)]
+        parts = min(self.args.minibatches, len(order))
+        split = [column[order].tensor_split(parts) for column in columns]
+        losses = [self.update(*minibatch) for minibatch in zip(*split, strict=True)]
+        self.kls += [float(each["kl"]) for each in losses]
+        self.samples += 1
+        if self.samples % self.args.target_every == 0:
+            self.adapt(fmean(self.kls))
+            self.kls = []
+            self.target.load_state_dict(self.agent.state_dict())
+        return losses
 
     @torch.no_grad()
-    def judge(self, rows: Rollout) -> tuple[Tensor, ...]:
+    def prepare(self, rows: Rollout) -> tuple[Tensor, ...]:
         """Return what an update needs of every row, the rows one after the other."""
         unrolled, reference = self.agent.unroll(rows), self.target.unroll(rows)
         targets = self.targets(rows, unrolled, reference.log_prob)
@@ -130,32 +142,31 @@ class IMPACT(VTraceLearner):
         heads = self.target.head.distribution(reference), self.agent.head.distribution(out)
         kl = kl_divergence(*heads).mean()
         loss = policy_loss + args.value_coef * value_loss - args.entropy * entropy
-        self.optimizer.descend(loss + self.kl_coef * kl, args.grad_norm)
-        self.adapt(kl.item())
-        self.updates += 1
-        if self.updates % args.target_every == 0:
-            self.target.load_state_dict(self.agent.state_dict())
+        if self.kl_coef:
+            loss = loss + self.kl_coef * kl
+        self.optimizer.descend(loss, args.grad_norm)
         return {
             "policy_loss": policy_loss,
             "value_loss": value_loss,
             "entropy": entropy,
-            "kl": kl,
+            "kl": kl.detach(),
+            "kl_coef": self.kl_coef,
             "clip_fraction": (weight != clipped).float().mean(),
         }
 
     def adapt(self, kl: float) -> None:
-        """Make the penalty stronger if the learner is far from its target, weaker if it is near."""
+        """Make the penalty stronger if the learner was far from its target, weaker if near."""
         if kl > 2 * self.args.kl_target:
-            self.kl_coef *= 1.5
-        elif kl < 0.5 * self.args.kl_target:
-            self.kl_coef *= 0.5
+            self.kl_coef = min(1.5 * self.kl_coef, 1e4)
+        elif kl < 0.5 * self.args.kl_target and self.kl_coef:
+            self.kl_coef = max(0.5 * self.kl_coef, 1e-4)
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "updates": self.updates, "kl_coef": self.kl_coef}
+        return {**super().state_dict(), "samples": self.samples, "kl_coef": self.kl_coef}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self.updates, self.kl_coef = int(state["updates"]), float(state["kl_coef"])
+        self.samples, self.kl_coef = int(state["samples"]), float(state["kl_coef"])
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ class VTraceArgs(StreamArgs):
     reward_scale: Positive = 1.0  # the learner multiplies rewards by it
     reward_clip: Bound = float("inf")  # and clips them to this
     normalize_obs: bool = True  # by their running mean and variance; images are not
-    minibatches: Count = 1  # updates with a fragment, which is split
+    minibatches: Count = 1  # into how many a fragment is split, with an update for each
     hidden: tuple[Count, ...] = (64, 64)  # layers of actor and critic
 
 
@@ -55,6 +55,19 @@ class Args(VTraceArgs):
     rho_bar: Bound = 1.0  # upper bound of the importance weights in the targets
     rho_pg: Bound = 1.0  # and in the policy gradient
     recurrent: Natural = 0  # units of an LSTM; 0 for none
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        envs = self.num_envs // (self.shards or 1)
+        if self.minibatches > envs:
+            raise ConfigError(
+                f"--minibatches {self.minibatches} cannot split a fragment of {envs} environments, "
+                f"whose time rows stay together: --minibatches {envs}"
+            )
+        if self.recurrent and not self.hidden:
+            raise ConfigError(
+                f"--recurrent {self.recurrent} needs a layer below the LSTM: --hidden 64"
+            )
 
 
 # fmt: off
@@ -77,7 +90,7 @@ class VTraceLearner(StreamAlgorithm[VTraceArgs]):
 
     agent: ActorCritic | RecurrentActorCritic
 
-    def prepare(self, agent: ActorCritic | RecurrentActorCritic) -> None:
+    def adopt(self, agent: ActorCritic | RecurrentActorCritic) -> None:
         """Take the agent that learns and acts."""
         self.agent = self.policy = agent
         self.optimizer = FlatAdam(agent, self.args.lr)
@@ -108,14 +121,6 @@ class VTraceLearner(StreamAlgorithm[VTraceArgs]):
         means = {name: sum(each[name] for each in losses) / len(losses) for name in losses[0]}
         return {"lr": lr, **means}
 
-    def check_split(self, of: int, what: str) -> None:
-        """Raise if a fragment cannot be split into as many minibatches as asked."""
-        if self.args.minibatches > of:
-            raise ConfigError(
-                f"--minibatches {self.args.minibatches} cannot split a fragment of {of} {what}: "
-                f"--minibatches {of}, or fewer --shards"
-            )
-
     @abstractmethod
     def improve(self, rows: Rollout) -> list[Losses]:
         """Make the updates of a fragment; return losses and diagnostics of each."""
@@ -138,12 +143,13 @@ class IMPALA(VTraceLearner):
             agent = RecurrentActorCritic(*spaces, args.hidden, args.recurrent, *options)
         else:
             agent = ActorCritic(*spaces, args.hidden, *options)
-        self.prepare(agent)
+        self.adopt(agent)
 
     def improve(self, rows: Rollout) -> list[Losses]:
-        # An LSTM needs the time rows of an environment together.
-        self.check_split(rows["reward"].shape[1], "environments")
-        return [self.update(part) for part in rows.split(self.args.minibatches)]
+        # An LSTM needs the time rows of an environment together. A fragment has the fewer
+        # environments the more shards there are.
+        parts = min(self.args.minibatches, rows["reward"].shape[1])
+        return [self.update(part) for part in rows.split(parts)]
 
     def update(self, rows: Rollout) -> Losses:
         """Make one step of the optimizer."""

@@ -65,7 +65,7 @@ class Args(RolloutArgs):
 
 # fmt: off
 PRESETS: dict[str, dict[str, Any]] = {
-    "CartPole-v1": {"lr": 5e-4, "gamma": 0.98, "eps_eta": 0.1},
+    "CartPole-v1": {"eps_alpha": 0.005},
     "LunarLander-v3": {
         "total_steps": 1_500_000, "lr": 5e-4, "gamma": 0.999, "lam": 0.98, "eps_eta": 0.1,
     },

@@ -150,6 +150,10 @@ def test_masked_rows_have_no_advantage_and_end_the_sums() -> None:
     found = vtrace(**rows, gamma=0.9, mask=mask)
     assert torch.equal(found.targets[4:, 1], rows["values"][4:, 1])
     assert not found.advantages[4:, 1].any()
+    rows["rewards"][4:, 1] = rows["values"][5, 1] = NAN  # padding may hold anything
+    padded = vtrace(**rows, gamma=0.9, mask=mask)
+    assert padded.targets[:5].isfinite().all()
+    assert not padded.advantages[4:, 1].any()
     shorter = vtrace(**{name: column[:4, 1:] for name, column in rows.items()}, gamma=0.9)
     torch.testing.assert_close(found.targets[:4, 1:], shorter.targets)
 

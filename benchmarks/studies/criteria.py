@@ -106,7 +106,7 @@ class Outcome:
 def train(args: Args, env: str, learner: str, seed: int) -> Outcome:
     """Start or resume one run, evaluate its last weights, and save its curve."""
     task, kind = TASKS[env, learner], learners.load(learner)
-    name = f"{env.replace('/', '-')}-{learner}-{seed}"
+    name = _name(env, learner, seed)
     planned = kind.preset(
         env,
         total_steps=task.steps,
@@ -133,6 +133,11 @@ def train(args: Args, env: str, learner: str, seed: int) -> Outcome:
         final_high=played.interval[1],
         goal_steps=next((int(float(row["eval_steps"])) for row in above), None),
     )
+
+
+def _name(env: str, learner: str, seed: int) -> str:
+    """Return the name of a run's directory and curve."""
+    return f"{env.replace('/', '-')}-{learner}-{seed}"
 
 
 def judge(outcomes: Sequence[Outcome]) -> str:
@@ -165,7 +170,7 @@ def draw(out: Path, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
             if outcome.env != env:
                 continue
-            stem = f"{env.replace('/', '-')}-{outcome.learner}-{outcome.seed}"
+            stem = _name(env, outcome.learner, outcome.seed)
             rows = read_csv(out / "curves" / f"{stem}.csv")
             steps, returns = (
                 [float(row[n]) for row in rows] for n in ("eval_steps", "eval_return")
@@ -201,9 +206,11 @@ def study(args: Args) -> list[Outcome]:
     todo = [] if args.plot_only else [each for each in wanted if each not in finished]
     for index, (env, learner, seed) in enumerate(todo):
         print(f"run {index + 1} of {len(todo)}: {learner} on {env}, seed {seed}", flush=True)
-        outcomes.append(train(args, env, learner, seed))
+        found = train(args, env, learner, seed)
+        outcomes = [*records.read(args.out / "summary.csv", Outcome), found]
         records.write(args.out / "summary.csv", [dataclasses.asdict(each) for each in outcomes])
-        shutil.rmtree(args.out / "runs", ignore_errors=True)  # curves and summary are kept
+        # Curves and summary are kept.
+        shutil.rmtree(args.out / "runs" / _name(env, learner, seed), ignore_errors=True)
     if not outcomes:
         raise ConfigError(f"{args.out} has no finished run; leave --plot-only out")
     draw(args.out, outcomes)

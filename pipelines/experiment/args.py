@@ -36,7 +36,7 @@ __all__ = [
 FREE = (
     *("total_steps", "stop_at", "shards", "cluster", "threads", "log_every", "checkpoint_every"),
     *("restarts", "restart_wait", "env_faults", "out", "fresh", "wandb", "dashboard", "quiet"),
-    *("evaluate_every", "evaluate_episodes"),
+    *("evaluate_every", "evaluate_episodes", "lag_limit"),
 )
 """Options that may change when a run is resumed."""
 

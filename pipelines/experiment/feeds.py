@@ -139,7 +139,8 @@ class StreamFeed(Feed):
         assert self._recent is not None
         args = self._args
         capacity = self._recent.n * args.num_envs * args.horizon  # if one shard has them all
-        store = ReplayStore(capacity, sampler=self._recent, seed=args.seed)
+        # With a side slot for every row, the ends of episodes cost no fragment its place.
+        store = ReplayStore(capacity, sampler=self._recent, side=1.0, seed=args.seed)
         with store:
             for batch in stream:
                 self._check_lag(batch)
@@ -163,8 +164,9 @@ class StreamFeed(Feed):
         if limit is not None and lag > limit:
             raise StaleBatch(
                 f"a fragment of shard {batch.shard} was acted by version {batch.policy_version}, "
-                f"{lag} behind version {self.version}, and --lag-limit is {limit}: --lag-limit "
-                f"{lag}, or pull sooner: --sync every-version"
+                f"{lag} behind version {self.version}, and --lag-limit is {limit}. The run goes on "
+                f"with --lag-limit {lag}; with --sync every-version and a larger --publish-every "
+                "fragments lag less"
             )
 
 

@@ -21,7 +21,16 @@ from pipelines.experiment.directories import JOURNAL, RUN, check_kind, content, 
 
 __all__ = ["RunDirectory", "arguments", "check_arguments", "find_directory"]
 
-OF_NO_RUN = ("out", "fresh", "wandb", "dashboard", "quiet", "evaluate_every", "evaluate_episodes")
+OF_NO_RUN = (
+    "out",
+    "fresh",
+    "wandb",
+    "dashboard",
+    "quiet",
+    "evaluate_every",
+    "evaluate_episodes",
+    "lag_limit",
+)
 
 
 class RunDirectory:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -86,9 +85,7 @@ class ActionHead(nn.Module):
         log_prob = -(0.5 * distances.square() + width).sum(-1)
         return log_prob, (width + 0.5).sum().expand_as(log_prob)
 
-    def decide(
-        self, out: Tensor, context: Context, state: Mapping[str, Tensor] | None = None
-    ) -> Decision:
+    def decide(self, out: Tensor, context: Context) -> Decision:
         """Sample an action, or take the most probable one, or the mean, if asked to."""
         distribution = self.distribution(out)
         action = distribution.mode if context.deterministic else distribution.sample()
@@ -96,7 +93,7 @@ class ActionHead(nn.Module):
         if self.log_std is not None:
             extras["raw_action"] = action
             action = action.clamp(self.low, self.high)
-        return Decision(action, extras, state or {})
+        return Decision(action, extras)
 
     def encode(self, action: Tensor) -> Tensor:
         """Return actions as inputs of a network, ``[…, outputs]``: discrete ones as one-hot."""

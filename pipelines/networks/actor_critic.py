@@ -16,10 +16,10 @@ from clusterenv.policies import Context, Decision, Policy
 from clusterenv.returns import next_values
 from clusterenv.store import Rollout
 from pipelines.networks.action_head import ActionHead
-from pipelines.networks.images import is_image, residual_cnn
+from pipelines.networks.images import SMALLEST, is_image, residual_cnn
 from pipelines.networks.running import RunningStats
 
-__all__ = ["ActorCritic", "Unrolled", "body_of", "network"]
+__all__ = ["ActorCritic", "Unrolled", "body_of", "flat", "network"]
 
 
 class Unrolled(NamedTuple):
@@ -41,12 +41,12 @@ class ActorCritic(Policy):
     Parameters
     ----------
     observation_space
-        A ``Box``. Images are uint8 with the channels, or stacked frames, on the first axis;
-        everything else is flattened.
+        A ``Box``. Images are uint8 of at least 16 × 16 pixels, with the channels, or stacked
+        frames, on the first axis; everything else is flattened.
     action_space
         See :class:`ActionHead`.
     hidden
-        Sizes of the hidden layers; images have their own.
+        Sizes of the hidden layers; not for images, whose network has its own.
     normalize_obs
         Whether flat observations are normalised by ``stats``, which the learner updates.
 
@@ -72,28 +72,28 @@ class ActorCritic(Policy):
 
     def normalize(self, obs: Tensor) -> Tensor:
         """Return observations as :meth:`forward` takes them: images as they are, others flat."""
-        if self.eyes is not None:
-            return obs
-        obs = obs.float()
-        return (obs if self.stats is None else self.stats(obs)).flatten(1)
+        return obs if self.eyes is not None else flat(obs, self.stats)
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the actor's outputs, ``[n, outputs]``, and the values, ``[n]``."""
-        features = inputs if self.eyes is None else self.eyes(inputs)
+        features = self.see(inputs)
         return self.actor(features), self.critic(features).squeeze(-1)
+
+    def see(self, inputs: Tensor) -> Tensor:
+        """Return the features of observations as :meth:`normalize` returns them."""
+        features: Tensor = inputs if self.eyes is None else self.eyes(inputs)
+        return features
 
     def distribution(self, obs: Tensor, context: Context | None = None) -> Distribution:
         return self.head.distribution(self._out(obs))
 
     def _out(self, obs: Tensor) -> Tensor:
-        inputs = self.normalize(obs)
-        out: Tensor = self.actor(inputs if self.eyes is None else self.eyes(inputs))
+        out: Tensor = self.actor(self.see(self.normalize(obs)))
         return out
 
     def value(self, obs: Tensor) -> Tensor:
         """Return the critic's estimate, ``[n]``."""
-        inputs = self.normalize(obs)
-        value: Tensor = self.critic(inputs if self.eyes is None else self.eyes(inputs))
+        value: Tensor = self.critic(self.see(self.normalize(obs)))
         return value.squeeze(-1)
 
     def judge(self, inputs: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -140,10 +140,16 @@ def body_of(
             f"an actor-critic needs observations in a Box, got {space}; wrap the environment: "
             "gymnasium.wrappers.FlattenObservation(env)"
         )
-    if is_image(space):
+    if is_image(space) and min(space.shape[1:]) >= SMALLEST:  # smaller ones are flattened
         features = 256
         return residual_cnn(space.shape, features), None, features
     return None, RunningStats(space.shape) if normalize_obs else None, math.prod(space.shape)
+
+
+def flat(obs: Tensor, stats: RunningStats | None) -> Tensor:
+    """Return observations that are no images as ``[n, inputs]``."""
+    obs = obs.float()
+    return (obs if stats is None else stats(obs)).flatten(1)
 
 
 def network(sizes: tuple[int, ...], last_gain: float) -> nn.Sequential:

@@ -12,7 +12,11 @@ from torch import Tensor, nn
 
 from clusterenv.errors import ConfigError
 
-__all__ = ["is_image", "nature_cnn", "residual_cnn", "stack_of"]
+__all__ = ["SMALLEST", "is_image", "nature_cnn", "residual_cnn", "stack_of"]
+
+
+SMALLEST = 16
+"""Pixels of the shorter side of an image that a residual network takes."""
 
 
 class _Scale(nn.Module):
@@ -64,10 +68,10 @@ def residual_cnn(
     >>> residual_cnn((4, 84, 84))(torch.zeros(2, 4, 84, 84, dtype=torch.uint8)).shape
     torch.Size([2, 256])
     """
-    if min(shape[1:]) < 16:
+    if min(shape[1:]) < SMALLEST:
         raise ConfigError(
             f"images of shape {shape} are too small for the convolutions, which need the channels "
-            "first and at least 16 × 16 pixels"
+            f"first and at least {SMALLEST} × {SMALLEST} pixels"
         )
     layers: list[nn.Module] = [_Scale()]
     for section, (inputs, outputs) in enumerate(itertools.pairwise((shape[0], *channels))):

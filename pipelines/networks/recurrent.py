@@ -14,7 +14,7 @@ from clusterenv.policies import Context, Decision, Policy
 from clusterenv.returns import next_values
 from clusterenv.store import Rollout
 from pipelines.networks.action_head import ActionHead
-from pipelines.networks.actor_critic import Unrolled, body_of, network
+from pipelines.networks.actor_critic import Unrolled, body_of, flat, network
 
 __all__ = ["RecurrentActorCritic"]
 
@@ -52,6 +52,7 @@ class RecurrentActorCritic(Policy):
         super().__init__()
         self.head = ActionHead(action_space)
         eyes, self.stats, features = body_of(observation_space, normalize_obs)
+        self.flat = eyes is None
         if eyes is None:
             eyes = nn.Sequential(network((features, *hidden), last_gain=2**0.5), nn.Tanh())
             features = hidden[-1]
@@ -107,9 +108,7 @@ class RecurrentActorCritic(Policy):
         return Unrolled(out, log_prob, entropy, value, following)
 
     def _features(self, obs: Tensor) -> Tensor:
-        if self.stats is not None:
-            obs = self.stats(obs.float()).flatten(1)
-        features: Tensor = self.eyes(obs)
+        features: Tensor = self.eyes(flat(obs, self.stats) if self.flat else obs)
         return features
 
     def _advance(self, obs: Tensor, state: State) -> tuple[Tensor, Tensor]:

@@ -212,7 +212,8 @@ def _part(batch: Batch, start: int, end: int, num_envs: int) -> Batch:
         num_envs,
         tail_rows=tail_rows - start,
         tail=tail,
-        state=batch.state if start == 0 else {name: part[:0] for name, part in batch.state.items()},
+        # Known at the first time row alone.
+        state={name: part[: 0 if start else num_envs] for name, part in batch.state.items()},
         run=batch.run,
         shard=batch.shard,
         incarnation=batch.incarnation,

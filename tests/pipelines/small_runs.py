@@ -7,10 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from conftest import wait_until
+from torch import Tensor
 
 import clusterenv
 from pipelines import cli
@@ -65,6 +69,18 @@ def progress(out: Path) -> list[dict[str, float]]:
 def rows_learned(row: dict[str, float]) -> float:
     """Return the rows that a learner took, by the metrics of its work."""
     return row["learner_rows_per_second"] * row["learner_share"] * row["seconds"]
+
+
+def check_same(state: Any, other: Any) -> None:
+    """Fail unless two states of a learner are the same to the last digit."""
+    if isinstance(state, Mapping):
+        assert state.keys() == other.keys()
+        for name in state:
+            check_same(state[name], other[name])
+    elif isinstance(state, Tensor):
+        assert torch.equal(state, other)
+    else:
+        assert state == other
 
 
 def killed_and_gone_on(words: str, out: Path, cluster: str) -> None:

@@ -58,6 +58,19 @@ def test_a_batch_that_is_cut_keeps_what_follows_each_row(rows: int, frames: int 
     same(all_of(store), transitions(kept, fleet.content))
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 12])
+def test_a_batch_that_is_cut_keeps_the_state_of_its_environments(rows: int) -> None:
+    batch, _ = Fleet(shards=1, envs=3, horizon=4, episode=3, seed=rows, state=True).next()
+    parts = list(cut(batch, rows))
+    assert parts[0].record_batch.num_rows == sum(p.num_rows for p in parts[:1])
+    (name,) = batch.state
+    kept = parts[0].state[name]
+    np.testing.assert_array_equal(kept, batch.state[name][: min(rows, 3)])
+    assert all(not len(part.state[name]) for part in parts[1:])
+    for part in parts:
+        assert part.record_batch.num_rows == part.num_rows
+
+
 def test_a_dataset_has_exactly_the_rows_and_grows_with_another_session(
     tmp_path: Path, cluster: str
 ) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from distributed import Client
-from small_runs import killed_and_gone_on, progress, rows_learned
+from small_runs import check_same, killed_and_gone_on, progress, rows_learned
 from torch.distributions import Categorical, Normal, kl_divergence
 
 from clusterenv.errors import ConfigError
@@ -152,6 +152,23 @@ def test_popart_rescales_the_last_layer_and_keeps_what_it_says() -> None:
     assert popart.mean.item() == pytest.approx(100.0, rel=1e-3)
     assert popart.deviation.item() == pytest.approx(10.0, rel=1e-1)
     torch.testing.assert_close(popart.value(popart.normalize(obs)), obs, atol=1e-3, rtol=1e-3)
+
+
+def test_a_learner_goes_on_from_its_state_to_the_last_digit() -> None:
+    changes = {"popart": 0.1, "publish_every": 2, "epochs": 1}
+    first, second = (learner_of(gym.spaces.Discrete(2), **changes) for _ in range(2))
+    ends = torch.zeros(8, 4, dtype=torch.bool)
+    columns = {"obs": torch.randn(8, 4, 2), "action": ends.long(), "reward": torch.randn(8, 4)}
+    columns |= {"terminated": ends, "truncated": ends, "env": torch.arange(4).expand(8, 4)}
+    columns |= {"step": torch.arange(8).unsqueeze(1).expand(8, 4), "log_prob": ends.float()}
+    rows = Rollout(columns, torch.arange(28, 32), {"obs": torch.randn(4, 2)})
+    for _ in range(3):
+        first.learn(rows, 0.1)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    for learner in (first, second):
+        torch.manual_seed(3)
+        learner.learn(rows, 0.2)
+    check_same(first.state_dict(), second.state_dict())
 
 
 # Runs
