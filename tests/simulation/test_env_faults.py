@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from agents import Earner
 from batches import as_batch
 from distributed import Client
 from gymnasium.vector import AutoresetMode
@@ -93,6 +94,7 @@ def loop_of(
     length: int = 100,
     again: int = 0,
     rule: EnvFaults | None = None,
+    policy: Policy | None = None,
 ) -> Callable[[], Fragment]:
     Frail.born.clear()
     makers = tuple(
@@ -100,7 +102,8 @@ def loop_of(
         for i in range(3)
     )
     engine = build(Recipe(makers, autoreset_mode=AutoresetMode.SAME_STEP), 0, 3)
-    loop = EnvLoop(engine, Counting(), 0, horizon, [10, 20, 30], rule or EnvFaults())
+    policy = Counting() if policy is None else policy
+    loop = EnvLoop(engine, policy, 0, horizon, [10, 20, 30], rule or EnvFaults())
     return lambda: loop.fragment(Acting(0, {}))
 
 
@@ -300,3 +303,16 @@ def test_a_collector_goes_on_and_counts(client: Client, leaves_nothing: None) ->
         message = r"environment \d of shard \d(.|\n)*Fault 3(.|\n)*diverged"
         with pytest.raises(errors.EnvGivenUp, match=message):
             collector.collect(10_000)
+
+
+@pytest.mark.parametrize("fault", ["raise", "nan", "reset"])
+def test_the_reward_of_a_step_before_a_rebuild_is_forgotten(fault: str) -> None:
+    """An environment pays the number of the step, so the reward before is the step's own index."""
+    take = loop_of({1: {3: fault, 9: fault}, 2: {8: fault}}, length=3, policy=Earner(7), again=1)
+    cuts = 0
+    for _ in range(4):
+        fragment = take()
+        cuts += len(fragment.cuts)
+        np.testing.assert_array_equal(fragment.columns["earned"], fragment.columns["step"])
+        np.testing.assert_array_equal(fragment.state["last_reward"], fragment.columns["step"][:3])
+    assert cuts >= 2
