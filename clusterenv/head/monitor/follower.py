@@ -74,27 +74,33 @@ def _announcements(client: Client, entry: RunEntry) -> Iterator[Announcement]:
     # First subscribe, then read: what is published meanwhile comes twice, and is not missed.
     unsubscribe = subscribe(client, entry.topic, arrived.put)
     try:
-        logged = [message for _, message in client.get_events(entry.topic)]
-        ended = any(_kind(message) == "end" for message in logged)
-        seen = -1
-        for message in [each for each in logged if _kind(each) == "version"][-1:]:
-            announcement = from_message(message)
-            seen = announcement.version
-            yield announcement
-        while not ended:
+        messages = _logged(client, entry)
+        ended, seen = False, -1
+        while True:
+            for message in messages:
+                ended = ended or _kind(message) == "end"
+                if _kind(message) == "version":
+                    announcement = from_message(message)
+                    if announcement.version > seen:
+                        seen = announcement.version
+                        yield announcement
+            if ended:
+                return
             try:
-                message = arrived.get(timeout=_LOOK_SECONDS)
+                messages = [arrived.get(timeout=_LOOK_SECONDS)]
             except queue.Empty:
                 ended = not _goes_on(client, entry)
-                continue
-            ended = _kind(message) == "end"
-            if _kind(message) == "version":
-                announcement = from_message(message)
-                if announcement.version > seen:
-                    seen = announcement.version
-                    yield announcement
+                # What was published before the scheduler knew of the subscription is in its log.
+                messages = _logged(client, entry)
     finally:
         unsubscribe()
+
+
+def _logged(client: Client, entry: RunEntry) -> list[Any]:
+    """Return the newest version that the scheduler has kept, and the end if there is one."""
+    messages = [message for _, message in client.get_events(entry.topic)]
+    versions = [message for message in messages if _kind(message) == "version"]
+    return versions[-1:] + [message for message in messages if _kind(message) == "end"]
 
 
 def _kind(message: Any) -> Any:
