@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import gymnasium as gym
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clusterenv.returns import gae, next_values
 from clusterenv.store import Rollout
@@ -93,10 +93,11 @@ class PPO(RolloutAlgorithm[Args]):
         if self.scaler is not None:
             rewards = self.scaler(rewards, rows["env"], rows["step"])
         columns = self.prepare(rows, rewards)
-        for _ in range(self.args.epochs):
+        for epoch in range(1, self.args.epochs + 1):
             order = torch.randperm(len(columns[0]))
             split = [column[order].tensor_split(self.args.minibatches) for column in columns]
-            losses = [self.update(*minibatch) for minibatch in zip(*split, strict=True)]
+            logged = epoch == self.args.epochs
+            losses = [self.update(*minibatch, logged) for minibatch in zip(*split, strict=True)]
         if self.agent.stats is not None:
             # Only now: the update needed the statistics that acted.
             self.agent.stats.update(rows["obs"].flatten(0, 1))
@@ -132,24 +133,29 @@ class PPO(RolloutAlgorithm[Args]):
         old_value: Tensor,
         target: Tensor,
         advantage: Tensor,
+        logged: bool,
     ) -> Tensor:
-        """Make one step of the optimizer; return losses and diagnostics."""
+        """Make one step of the optimizer; return losses and diagnostics if they are logged."""
         args = self.args
         log_prob, entropy, value = self.agent.judge(obs, action)
         log_ratio = log_prob - proximal
         ratio = log_ratio.exp()
-        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        std, mean = torch.std_mean(advantage)
+        # The importance weights are positive, so they may be multiplied before the minimum.
+        advantage = correction * (advantage - mean) / (std + 1e-8)
         clipped = ratio.clamp(1 - args.clip, 1 + args.clip)
-        gain = torch.min(ratio * advantage, clipped * advantage)
-        policy_loss = -(correction * gain).mean()
-        error = (value - target).square()
+        policy_loss = -torch.min(ratio * advantage, clipped * advantage).mean()
         if args.clip_value:
             near = old_value + (value - old_value).clamp(-args.clip, args.clip)
-            error = torch.max(error, (near - target).square())
-        value_loss = 0.5 * error.mean()
+            error = torch.max((value - target).square(), (near - target).square())
+            value_loss = 0.5 * error.mean()
+        else:
+            value_loss = 0.5 * nn.functional.mse_loss(value, target)
         entropy = entropy.mean()
         loss = policy_loss + args.value_coef * value_loss - args.entropy * entropy
         self.optimizer.descend(loss, args.grad_norm)
+        if not logged:
+            return loss
         with torch.no_grad():
             kl = (ratio - 1 - log_ratio).mean()  # Schulman's estimate: never below 0
             outside = (ratio != clipped).float().mean()
