@@ -123,8 +123,13 @@ def judge(outcomes: Sequence[Outcome]) -> dict[str, Verdict]:
                 if arm != EVERY_VERSION:
                     lost = costs(base, group)
                     passed[arm] = passed.get(arm, True) and not lost
-                    lines.append(f"{env}: {arm.number:g} costs {', '.join(lost) or 'nothing'}")
-        free = [arm.number for arm, holds in passed.items() if holds and arm.number is not None]
+                    name = arm.name.removeprefix("divergence-")
+                    lines.append(f"{env}: {name} costs {', '.join(lost) or 'nothing'}")
+        free = [
+            arm.number
+            for arm, holds in passed.items()
+            if holds and arm.rule == "divergence" and arm.number is not None
+        ]
         default = max(free, default=None)
         rule = "every-version" if default is None else f"divergence, threshold {default:g}"
         said = f"{learner}: {rule}" if judged else f"{learner}: no verdict, too few seeds"

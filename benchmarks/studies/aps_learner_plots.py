@@ -14,11 +14,11 @@ from benchmarks.studies.aps_arms import Arm
 from benchmarks.studies.aps_defaults import Outcome, cases
 from benchmarks.studies.aps_plots import style
 from benchmarks.studies.curves import GOALS
+from pipelines import learners
 from pipelines.experiment.sinks import read_csv
 
 __all__ = ["draw", "held"]
 
-TITLES = {"ppo": "PPO", "dqn": "DQN", "apex": "Ape-X"}
 POINTS = 100  # of a curve
 
 Curve = list[tuple[float, float]]
@@ -53,7 +53,7 @@ def draw(out: Path, outcomes: Sequence[Outcome]) -> None:
         figure.suptitle(f"{env}: mean greedy return, and its range over the seeds")
         shown = {}
         for (above, below), (learner, groups) in zip(panels.T, of_env.items(), strict=True):
-            above.set(title=TITLES[learner], xlabel="steps")
+            above.set(title=learners.load(learner).title, xlabel="steps")
             below.set(xlabel="weight bytes sent, MB (each seed)", xscale="log")
             for axes in (above, below):
                 axes.axhline(GOALS[env], color="0.8", linewidth=0.8, zorder=0)

@@ -1,8 +1,9 @@
-"""Which learners may pull weights on divergence? PPO, DQN and Ape-X against every-version.
+"""Which learners may pull weights on divergence? Thresholds against every-version.
 
 ``python -m benchmarks.studies.aps_learners`` trains every learner on every environment with every
 rule, then plots, tabulates and judges by :mod:`benchmarks.studies.aps_defaults`. The same command
-resumes what was stopped. All settings but the rule come from the learners' presets.
+resumes what was stopped. All settings but the rule come from the learners' presets. With
+``--every 8 32`` it also measures what a lag of so many versions costs.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class Args(Options):
         *("ppo", "dqn", "apex"),
     )
     thresholds: tuple[Limit, ...] = (0.01, 0.05, 0.1)  # beside every-version
+    every: tuple[Count, ...] = ()  # further arms: pull when this many versions behind
     seeds: tuple[Natural, ...] = (100, 200, 300, 400, 500)  # far apart: environment i gets seed + i
     total_steps: Count | None = (
         None  # of each run; default: TOTAL_STEPS in benchmarks/studies/aps_learners.py
@@ -70,9 +72,10 @@ class Args(Options):
 
     @property
     def arms(self) -> list[Arm]:
-        """Every-version and the thresholds."""
-        numbers = sorted(set(self.thresholds))
-        return [Arm("every-version"), *(Arm("divergence", number) for number in numbers)]
+        """Every-version, the thresholds, and the forced lags."""
+        divergence = [Arm("divergence", number) for number in sorted(set(self.thresholds))]
+        every = [Arm("every", number) for number in sorted(set(self.every))]
+        return [Arm("every-version"), *divergence, *every]
 
 
 @dataclass(frozen=True)
@@ -116,8 +119,10 @@ def plan(args: Args, case: Case) -> Any:
     }
     if case.learner == "ppo":
         changes["overlap"] = False  # the lag is the rule's alone
-    if case.arm.number is not None:
+    if case.arm.rule == "divergence":
         changes["threshold"] = case.arm.number
+    elif case.arm.number is not None:
+        changes["every"] = int(case.arm.number)
     return learners.load(case.learner).preset(case.env, **changes)
 
 

@@ -142,3 +142,13 @@ def test_the_comparison_is_finished_by_a_second_call(
     assert "no verdict, too few seeds" in verdicts["apex"].text
     with pytest.raises(ConfigError, match="total_steps 2048, not 4096"):
         sweep(tiny(tmp_path, cluster, total_steps=4_096))
+
+
+def test_a_forced_lag_is_an_arm_and_never_a_default() -> None:
+    args = Args(envs=("CartPole-v1",), learners=("impala",), thresholds=(), every=(32, 8))
+    names = {case.arm.name: plan(args, case) for case in cases(args)}
+    assert list(names) == ["every-version", "every-8", "every-32"]
+    assert (names["every-8"].sync, names["every-8"].every) == ("every", 8)
+    verdict = judge([*EVERY, *runs("every-8", [500, 500, 500], [400, 400, 400])])["dqn"]
+    assert verdict.default is None
+    assert "every-8 costs nothing" in verdict.text
