@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.distributions import kl_divergence
 
+from clusterenv.errors import ConfigError
 from clusterenv.store import Recent, Rollout
 from pipelines.experiment import Losses, main
 from pipelines.experiment.checks import Bound, Count, NotNegative, Positive
@@ -36,12 +37,21 @@ class Args(VTraceArgs):
 
     buffer: Count = 4  # newest fragments that are kept
     uses: Count = 2  # how often each may be drawn
+    draws: Count = 1  # fragments that are drawn, if there are, for each one that is taken
     target_every: Count = 4  # draws between copies to the target network
     clip: Bound = 0.4  # clipping range of the ratio
     kl_coef: NotNegative = 0.0  # initial weight of the KL divergence from the target; 0 for none
     kl_target: Positive = (
         0.01  # with --kl-coef: the weight grows above twice this, falls below half
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.draws > self.uses:
+            raise ConfigError(
+                f"--draws {self.draws} of each fragment are more than its --uses {self.uses}: "
+                f"--uses {self.draws}"
+            )
 
 
 # fmt: off
@@ -88,7 +98,7 @@ class IMPACT(VTraceLearner):
         self.adopt(ActorCritic(*spaces, args.hidden, args.normalize_obs))
         self.target = copy.deepcopy(self.agent).requires_grad_(False)
         self.parts = {**self.parts, "target": self.target}
-        self.samples, self.kl_coef = 0, args.kl_coef
+        self.draws, self.samples, self.kl_coef = args.draws, 0, args.kl_coef
         self.kls: list[float] = []  # since the target network was copied
 
     def recent(self) -> Recent:

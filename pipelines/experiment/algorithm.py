@@ -133,6 +133,9 @@ class RolloutAlgorithm(Algorithm[O, Rollout]):
 class StreamAlgorithm(Algorithm[S, Rollout]):
     """A learner that takes fragments as they arrive, while the shards go on with older versions."""
 
+    draws: int = 1
+    """Samples of recent fragments before the next one is taken, unless they are used up."""
+
     def recent(self) -> Recent | None:
         """Return a buffer of recent fragments to learn from more than once; ``None`` for none."""
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -113,6 +114,7 @@ class StreamFeed(Feed):
         super().__init__(algorithm)
         self._episodes, self.steps = episodes, steps
         self._args, self._recent = algorithm.args, algorithm.recent()
+        self._draws = algorithm.draws
 
     def collector_options(self) -> dict[str, Any]:
         return {"credits": self._args.queue}
@@ -132,9 +134,9 @@ class StreamFeed(Feed):
             yield batch.torch()
 
     def _sampled(self, stream: BatchStream) -> Iterator[Rollout]:
-        """Yield samples of the recent fragments: one for each that arrives, more while none does.
+        """Yield samples of the recent fragments: for each that arrives so many as the learner wants.
 
-        When all have been used up, it waits for the next.
+        While none arrives it draws more. When all have been used up, it waits for the next.
         """
         assert self._recent is not None
         args = self._args
@@ -145,13 +147,13 @@ class StreamFeed(Feed):
             for batch in stream:
                 self._check_lag(batch)
                 store.add(batch)
-                while True:
+                for drawn in itertools.count(1):
                     try:
                         sample = store.sample(columns=self._columns(batch), tensors=True)
                     except EmptyStore:
                         break
                     yield _rollout(sample)
-                    if stream.ready:
+                    if drawn >= self._draws and stream.ready:
                         break
 
     def _columns(self, batch: Batch) -> list[str]:

@@ -225,14 +225,18 @@ class Source:
             yield batch
 
 
-@pytest.mark.parametrize(("ready", "draws"), [(0, 5 * 3), (1, 5)])
-def test_impact_uses_a_fragment_again_while_none_arrives(ready: int, draws: int) -> None:
-    learner = learner_of(IMPACT, uses=3, buffer=8, num_envs=8, horizon=32)
+@pytest.mark.parametrize(
+    ("ready", "draws", "samples"), [(0, 1, 5 * 3), (1, 1, 5), (1, 2, 5 * 2), (1, 3, 5 * 3)]
+)
+def test_impact_uses_a_fragment_again_while_none_arrives_and_as_often_as_wanted(
+    ready: int, draws: int, samples: int
+) -> None:
+    learner = learner_of(IMPACT, uses=3, draws=draws, buffer=8, num_envs=8, horizon=32)
     feed = StreamFeed(learner, Episodes(8), 0)
     found = [rows["obs"] for rows in feed._sampled(Source(ready))]
-    assert len(found) == draws
+    assert len(found) == samples
     if not ready:
-        assert sorted(sum(torch.equal(a, b) for b in found) for a in found) == [3] * draws
+        assert sorted(sum(torch.equal(a, b) for b in found) for a in found) == [3] * samples
 
 
 @pytest.mark.parametrize("kind", LEARNERS)
@@ -374,6 +378,7 @@ def _nan_targets() -> Any:
         (IMPALA, {"recurrent": -1}, "--recurrent must be 0 or more, got -1"),
         (IMPACT, {"uses": 0}, "--uses must be 1 or more, got 0"),
         (IMPACT, {"buffer": 0}, "--buffer must be 1 or more, got 0"),
+        (IMPACT, {"draws": 3}, "--draws 3 of each fragment .* --uses 2: --uses 3"),
         (IMPACT, {"target_every": 0}, "--target-every must be 1 or more, got 0"),
     ],
 )
