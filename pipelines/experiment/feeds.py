@@ -134,7 +134,7 @@ class StreamFeed(Feed):
             yield batch.torch()
 
     def _sampled(self, stream: BatchStream) -> Iterator[Rollout]:
-        """Yield samples of the recent fragments: for each that arrives so many as the learner wants.
+        """Yield samples of recent fragments: for each that arrives as many as the learner wants.
 
         While none arrives it draws more. When all have been used up, it waits for the next.
         """
