@@ -18,6 +18,7 @@ from clusterenv.data.spaces import Column
 from clusterenv.errors import ConfigError
 
 __all__ = [
+    "MOST_ITEMS",
     "RowSpec",
     "SparseRows",
     "field_of",
@@ -31,7 +32,8 @@ __all__ = [
 ]
 
 _SHAPE, _BOOL = b"shape", b"bool"
-_MOST_ITEMS = 2**31 - 1  # offsets of Arrow's lists are 32 bits
+MOST_ITEMS = 2**31 - 1
+"""Numbers in the lists of one array: their offsets are 32 bits."""
 Rows = npt.NDArray[np.int64]
 
 
@@ -162,7 +164,7 @@ class SparseRows:
 
     def offsets(self, items: int) -> npt.NDArray[np.int32]:
         """Return where the numbers of each row begin, if each of these rows has ``items``."""
-        if len(self.rows) * items > _MOST_ITEMS:
+        if len(self.rows) * items > MOST_ITEMS:
             raise ConfigError(
                 f"{len(self.rows):,} next observations or states of {items:,} numbers are more "
                 f"than a list of Arrow holds; collect with a shorter horizon"

@@ -113,6 +113,9 @@ class Gaussian(Policy):
 class EpsilonGreedy(Policy):
     """The best action of a Q network, or with probability epsilon a uniformly random one.
 
+    Every row has the columns ``q``, the greatest value, and ``exploratory``, whether the action was
+    drawn at random; such a draw may give the best action too.
+
     Parameters
     ----------
     q_module
@@ -157,12 +160,13 @@ class EpsilonGreedy(Policy):
         if not torch.compiler.is_compiling() and values.isnan().any():
             raise ValueError("the Q network returned NaN")
         best = values.argmax(-1)
+        q = values.max(-1).values
         if context.deterministic:
-            return Decision(best, {"q": values.max(-1).values})
+            return Decision(best, {"q": q, "exploratory": torch.zeros_like(best, dtype=torch.bool)})
         allowed = torch.isfinite(values).to(values.dtype)
         anything = allowed.multinomial(1).squeeze(-1)
         explore = torch.rand(len(best)) < self._epsilon(context)
-        return Decision(torch.where(explore, anything, best), {"q": values.max(-1).values})
+        return Decision(torch.where(explore, anything, best), {"q": q, "exploratory": explore})
 
     def _epsilon(self, context: Context) -> Tensor:
         published = context.scalars.get("epsilon")

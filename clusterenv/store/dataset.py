@@ -36,8 +36,9 @@ def open_dataset(directory: str | Path, *, checksums: bool = True) -> pyarrow.da
 
     DuckDB, Polars and pandas query it directly. ``next_obs`` is null if another row holds the
     next observation: it is the ``obs`` of the row with the same ``run``, ``shard``,
-    ``incarnation``, ``env`` and ``episode`` and the next ``step``. For stacked observations,
-    ``obs`` is the newest frame.
+    ``incarnation``, ``env`` and ``episode`` and the next ``step``. Both are lists, as all columns
+    of arrays; the field's metadata has the ``shape`` of a row. For stacked observations, ``obs``
+    is the newest frame.
 
     Parameters
     ----------

@@ -154,4 +154,4 @@ def test_a_run_reports_all_and_the_least_exploring(tmp_path: Path, cluster: str)
     judged = float(rows[-1]["judged_return"])
     assert math.isnan(judged) or judged == pytest.approx(result.judged_return, rel=1e-4)
     names = clusterenv.open_dataset(result.dataset).schema.names
-    assert {"priority", "q", "q_taken"} <= set(names)
+    assert {"exploratory", "priority", "q", "q_taken"} <= set(names)

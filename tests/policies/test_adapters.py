@@ -174,6 +174,22 @@ def test_epsilon_greedy_explores_as_often_as_it_says() -> None:
     assert (none == best).all()
 
 
+def test_epsilon_greedy_says_which_actions_were_drawn_at_random() -> None:
+    torch.manual_seed(0)
+    policy = EpsilonGreedy(nn.Linear(3, 4), epsilon=0.4)
+    with torch.no_grad():
+        best = int(policy.module(OBS)[0].argmax())
+        action, extras, _ = policy.act(OBS, CONTEXT)
+        sure = policy.act(OBS, Context(torch.arange(N), deterministic=True))
+    drawn = extras["exploratory"]
+    assert drawn.dtype == torch.bool
+    assert (action[~drawn] == best).all()
+    assert abs(drawn.float().mean() - 0.4) < 0.05
+    assert 0.15 < (action[drawn] == best).float().mean() < 0.35  # one of four, by chance
+    assert not sure.extras["exploratory"].any()
+    assert sure.extras["exploratory"].shape == (N,)
+
+
 def test_a_ladder_gives_each_environment_its_own_epsilon() -> None:
     torch.manual_seed(0)
     policy = EpsilonGreedy(nn.Linear(3, 4), epsilon=[0.0, 1.0])

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import minari
 import numpy as np
+import pyarrow as pa
 import pytest
 from batches import Fleet, Frames, Row, TwoLeaves
 from gymnasium import spaces
 
 import clusterenv
 from clusterenv import errors
+from clusterenv.data.arrow import spec_of
 from clusterenv.store import Journal, Stack, open_snapshot
 from clusterenv.store.dataset import episodes
 
 KEY = ("run", "shard", "incarnation", "env", "episode", "step")
+FORMAT3 = Path(__file__).parent / "journal" / "format3"
 BOX = spaces.Box(-np.inf, np.inf, (6,), np.float32)
 
 
@@ -63,6 +67,62 @@ def test_next_obs_is_where_no_row_holds_it(tmp_path: Path) -> None:
             assert row["next_obs"] == [float(part) for part in after]
         else:
             assert after in keys
+
+
+@pytest.mark.parametrize(
+    ("content", "stack"), [(None, None), (TwoLeaves(), None), (Frames(), Stack(4))]
+)
+def test_obs_and_next_obs_are_of_one_type_and_nulls_take_no_space(
+    tmp_path: Path, content: Any, stack: Stack | None
+) -> None:
+    fleet = Fleet() if content is None else Fleet(content)
+    written(fleet, tmp_path, stack=stack)
+    dataset = clusterenv.open_dataset(tmp_path)
+    names = [name for name in dataset.schema.names if name.startswith("obs")]
+    assert names
+    for name in names:
+        obs, after = dataset.schema.field(name), dataset.schema.field(f"next_{name}")
+        assert obs.type == after.type
+        assert obs.metadata == after.metadata
+    table = dataset.to_table()
+    for name in names:
+        spec = spec_of(table.schema.field(name))
+        after = table[f"next_{name}"]
+        assert 0 < after.null_count < len(after)
+        held = sum(len(chunk.values) for chunk in after.chunks)
+        assert held == (len(after) - after.null_count) * spec.items
+    (filled,) = duckdb.sql(
+        f'select count(coalesce("next_{names[0]}", "{names[0]}")) from dataset'
+    ).fetchall()
+    assert filled == (dataset.count_rows(),)
+
+
+def test_rows_of_a_format_before_have_the_same_types() -> None:
+    for part in ("rows", "frames"):
+        schema = clusterenv.open_dataset(FORMAT3 / part).schema
+        assert schema.field("obs").type == schema.field("next_obs").type
+
+
+def test_the_values_of_a_dataset_are_those_of_its_files(tmp_path: Path) -> None:
+    written(Fleet(), tmp_path)
+    (file,) = tmp_path.glob("rows-*.arrow")
+    with pa.memory_map(str(file)) as mapped, pa.ipc.open_stream(mapped) as stream:
+        plain = stream.read_all()
+    table = clusterenv.open_dataset(tmp_path).to_table()
+    assert pa.types.is_fixed_size_list(plain.schema.field("obs").type)  # no offsets in messages
+    assert table.to_pylist() == plain.to_pylist()
+
+
+def test_columns_that_are_too_long_for_a_list_are_read_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = written(Fleet(), tmp_path)
+    whole = clusterenv.open_dataset(tmp_path).to_table()
+    monkeypatch.setattr("clusterenv.store.journal.snapshot.MOST_ITEMS", 6 * 5 + 1)
+    parts = clusterenv.open_dataset(tmp_path)
+    assert max(batch.num_rows for batch in parts.to_batches()) == 5
+    assert parts.to_table().to_pylist() == whole.to_pylist()
+    assert len(rows) == whole.num_rows
 
 
 def test_duckdb_and_pandas_query_it(tmp_path: Path) -> None:

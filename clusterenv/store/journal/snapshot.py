@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.dataset
 
-from clusterenv.data.arrow import from_sparse
+from clusterenv.data.arrow import MOST_ITEMS, from_sparse
 from clusterenv.data.batch import Batch
 from clusterenv.data.checks import check_path
 from clusterenv.data.ipc import record_batches
@@ -177,15 +177,16 @@ class Snapshot:
     def dataset(self) -> pyarrow.dataset.Dataset:
         """Return all rows as a dataset of the mapped files, unchecked.
 
-        If files differ in their columns, it has those of the first.
+        Rows of arrays are lists in every column. If files differ in their columns, the dataset has
+        those of the first.
         """
         batches: list[pa.RecordBatch] = []
         for segment in self.manifest.segments:
             file = self._files[segment.file]
             with _reading(file.path):
                 for rows in record_batches(file.buffer):
-                    schema = batches[0].schema if batches else rows.schema
-                    batches.append(_with_columns(rows, schema))
+                    schema = batches[0].schema if batches else _with_lists(rows.schema)
+                    batches += (_with_columns(part, schema) for part in _parts(rows))
         return _MappedDataset(batches)
 
     def read(self, columns: list[str]) -> pa.Table:
@@ -238,6 +239,28 @@ class _MappedDataset(pyarrow.dataset.InMemoryDataset):  # type: ignore[misc]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _MappedDataset, (self._batches,)
+
+
+def _with_lists(schema: pa.Schema) -> pa.Schema:
+    """Return a schema in which arrays of fixed size are lists, as in columns with null rows.
+
+    Files hold both: a list of fixed size needs no offsets, but takes its space for null too. The
+    cast shares the memory of the values.
+    """
+    return pa.schema(
+        field.with_type(pa.list_(field.type.value_type))
+        if pa.types.is_fixed_size_list(field.type)
+        else field
+        for field in schema
+    )
+
+
+def _parts(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield rows in parts of which every column fits into a list of Arrow."""
+    fixed = (field.type for field in rows.schema if pa.types.is_fixed_size_list(field.type))
+    items = max((kind.list_size for kind in fixed), default=1)
+    count = max(1, MOST_ITEMS // max(1, items))
+    yield from (rows.slice(start, count) for start in range(0, rows.num_rows, count))
 
 
 def _with_columns(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
