@@ -119,12 +119,13 @@ class DQN(ReplayAlgorithm[QArgs]):
         values: Tensor = self.q(rows["obs"]).gather(-1, action).squeeze(-1)
         loss = nn.functional.smooth_l1_loss(values, wanted, reduction="none")
         loss = (rows["weights"] * loss).mean()
-        self.optimizer.descend(loss, self.args.grad_norm)
+        norm = self.optimizer.descend(loss, self.args.grad_norm)
         self.updates += 1
         if self.updates % self.args.target_every == 0:
             self.move_target()
         values = values.detach()
-        return {"lr": lr, "loss": loss, "q": values.mean()}, (wanted - values).abs()
+        losses: Losses = {"lr": lr, "loss": loss, "q": values.mean(), "grad_norm": norm}
+        return losses, (wanted - values).abs()
 
     @torch.no_grad()
     def move_target(self) -> None:

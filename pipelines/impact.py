@@ -154,7 +154,7 @@ class IMPACT(VTraceLearner):
         loss = policy_loss + args.value_coef * value_loss - args.entropy * entropy
         if self.kl_coef:
             loss = loss + self.kl_coef * kl
-        self.optimizer.descend(loss, args.grad_norm)
+        norm = self.optimizer.descend(loss, args.grad_norm)
         return {
             "policy_loss": policy_loss,
             "value_loss": value_loss,
@@ -162,6 +162,7 @@ class IMPACT(VTraceLearner):
             "kl": kl.detach(),
             "kl_coef": self.kl_coef,
             "clip_fraction": (weight != clipped).float().mean(),
+            "grad_norm": norm,
         }
 
     def adapt(self, kl: float) -> None:

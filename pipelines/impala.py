@@ -24,8 +24,12 @@ from pipelines.experiment.checks import Bound, Count, Limit, Natural, NotNegativ
 from pipelines.networks.actor_critic import ActorCritic, Unrolled
 from pipelines.networks.flat_adam import FlatAdam
 from pipelines.networks.recurrent import RecurrentActorCritic
+from pipelines.networks.running import explained_variance
 
 __all__ = ["IMPALA", "Args", "VTraceArgs", "VTraceLearner"]
+
+EXPLAINED_EVERY = 8
+"""Fragments between those whose explained variance is logged: it would take 2 % of an update."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,10 @@ class VTraceLearner(StreamAlgorithm[VTraceArgs]):
     """What learners with V-trace share: agent, optimizer, rewards and targets."""
 
     agent: ActorCritic | RecurrentActorCritic
+    valued: tuple[Tensor, Tensor] | None = None
+    """Values and targets of the rows that were learned from last."""
+    fragments: int = 0
+    """That this session has learned from."""
 
     def adopt(self, agent: ActorCritic | RecurrentActorCritic) -> None:
         """Take the agent that learns and acts."""
@@ -98,12 +106,12 @@ class VTraceLearner(StreamAlgorithm[VTraceArgs]):
 
     def targets(self, rows: Rollout, unrolled: Unrolled, log_prob: Tensor, **bounds: Any) -> VTrace:
         """Return V-trace's targets and advantages, by a policy's log-probabilities."""
-        args = self.args
+        args, value = self.args, unrolled.value.detach()
         rewards = (rows["reward"] * args.reward_scale).clamp(-args.reward_clip, args.reward_clip)
-        return vtrace(
+        found = vtrace(
             (log_prob - rows["log_prob"]).detach(),
             rewards,
-            unrolled.value.detach(),
+            value,
             unrolled.next_value,
             rows["terminated"],
             rows["truncated"],
@@ -111,6 +119,8 @@ class VTraceLearner(StreamAlgorithm[VTraceArgs]):
             args.lam,
             **bounds,
         )
+        self.valued = value, found.targets
+        return found
 
     def learn(self, rows: Rollout, progress: float) -> Losses:
         lr = self.anneal(self.optimizer, progress)
@@ -119,6 +129,9 @@ class VTraceLearner(StreamAlgorithm[VTraceArgs]):
             # Only now: the updates needed the statistics that acted.
             self.agent.stats.update(rows["obs"].flatten(0, 1))
         means = {name: sum(each[name] for each in losses) / len(losses) for name in losses[0]}
+        self.fragments += 1
+        if self.valued is not None and self.fragments % EXPLAINED_EVERY == 1:
+            means["explained_variance"] = explained_variance(*self.valued)
         return {"lr": lr, **means}
 
     @abstractmethod
@@ -160,13 +173,14 @@ class IMPALA(VTraceLearner):
         value_loss = 0.5 * (targets.targets - unrolled.value).square().mean()
         entropy = unrolled.entropy.mean()
         loss = policy_loss + args.value_coef * value_loss - args.entropy * entropy
-        self.optimizer.descend(loss, args.grad_norm)
+        norm = self.optimizer.descend(loss, args.grad_norm)
         weight = (unrolled.log_prob - rows["log_prob"]).detach().exp().mean()
         return {
             "policy_loss": policy_loss,
             "value_loss": value_loss,
             "entropy": entropy,
             "importance": weight,
+            "grad_norm": norm,
         }
 
 

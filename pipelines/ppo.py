@@ -18,7 +18,7 @@ from pipelines.experiment import Losses, RolloutAlgorithm, RolloutArgs, check_mi
 from pipelines.experiment.checks import Bound, Count, Limit, NotNegative, Positive, Share
 from pipelines.networks.actor_critic import ActorCritic
 from pipelines.networks.flat_adam import FlatAdam
-from pipelines.networks.running import RewardScaler
+from pipelines.networks.running import RewardScaler, explained_variance
 
 __all__ = ["PPO", "Args"]
 
@@ -92,22 +92,25 @@ class PPO(RolloutAlgorithm[Args]):
         rewards = rows["reward"]
         if self.scaler is not None:
             rewards = self.scaler(rewards, rows["env"], rows["step"])
-        columns = self.prepare(rows, rewards)
+        columns, explained = self.prepare(rows, rewards)
         for epoch in range(1, self.args.epochs + 1):
             order = torch.randperm(len(columns[0]))
             split = [column[order].tensor_split(self.args.minibatches) for column in columns]
             logged = epoch == self.args.epochs
-            losses = [self.update(*minibatch, logged) for minibatch in zip(*split, strict=True)]
+            losses = [self.update(*part, logged=logged) for part in zip(*split, strict=True)]
         if self.agent.stats is not None:
             # Only now: the update needed the statistics that acted.
             self.agent.stats.update(rows["obs"].flatten(0, 1))
-        names = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction")
+        names = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "grad_norm")
         means = torch.stack(losses).mean(0).tolist()
-        return {"lr": lr, **dict(zip(names, means, strict=True))}
+        return {"lr": lr, **dict(zip(names, means, strict=True)), "explained_variance": explained}
 
     @torch.no_grad()
-    def prepare(self, rows: Rollout, rewards: Tensor) -> tuple[Tensor, ...]:
-        """Return what an update needs of every row, the rows one after the other."""
+    def prepare(self, rows: Rollout, rewards: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Return what an update needs of every row, the rows one after the other.
+
+        And the share of the targets' variance that the values explain.
+        """
         args, agent = self.args, self.agent
         obs = agent.normalize(rows["obs"].flatten(0, 1))
         action = rows[agent.head.column].flatten(0, 1)
@@ -122,7 +125,8 @@ class PPO(RolloutAlgorithm[Args]):
         advantages = gae(rewards, values, following, *ends, args.gamma, args.lam)
         targets = advantages + values
         flat = (part.flatten() for part in (values, targets, advantages))
-        return obs, action, proximal, correction, *flat
+        explained = explained_variance(values, targets)
+        return (obs, action, proximal, correction, *flat), explained
 
     def update(
         self,
@@ -133,6 +137,7 @@ class PPO(RolloutAlgorithm[Args]):
         old_value: Tensor,
         target: Tensor,
         advantage: Tensor,
+        *,
         logged: bool,
     ) -> Tensor:
         """Make one step of the optimizer; return losses and diagnostics if they are logged."""
@@ -153,13 +158,13 @@ class PPO(RolloutAlgorithm[Args]):
             value_loss = 0.5 * nn.functional.mse_loss(value, target)
         entropy = entropy.mean()
         loss = policy_loss + args.value_coef * value_loss - args.entropy * entropy
-        self.optimizer.descend(loss, args.grad_norm)
+        norm = self.optimizer.descend(loss, args.grad_norm)
         if not logged:
             return loss
         with torch.no_grad():
             kl = (ratio - 1 - log_ratio).mean()  # Schulman's estimate: never below 0
             outside = (ratio != clipped).float().mean()
-            return torch.stack([policy_loss, value_loss, entropy, kl, outside])
+            return torch.stack([policy_loss, value_loss, entropy, kl, outside, norm])
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from pipelines.experiment.checks import Bound, Count, Limit, NotNegative, Positi
 from pipelines.networks.actor_critic import ActorCritic
 from pipelines.networks.flat_adam import FlatAdam
 from pipelines.networks.popart import PopArt
-from pipelines.networks.running import RewardScaler
+from pipelines.networks.running import RewardScaler, explained_variance
 
 __all__ = ["VMPO", "Args", "Duals", "policy_loss", "temperature_loss"]
 
@@ -181,7 +181,7 @@ class VMPO(RolloutAlgorithm[Args]):
     def learn(self, rows: Rollout, progress: float) -> Losses:
         args = self.args
         lr = self.anneal(self.optimizer, progress)
-        columns = self.prepare(rows)
+        columns, explained = self.prepare(rows)
         for _ in range(args.epochs):
             order = torch.randperm(len(columns[0]))
             split = [column[order].tensor_split(args.minibatches) for column in columns]
@@ -192,11 +192,14 @@ class VMPO(RolloutAlgorithm[Args]):
         if self.rollouts % args.publish_every == 0:
             self.target.load_state_dict(self.agent.state_dict())
         means = {name: torch.stack([each[name] for each in losses]).mean() for name in losses[0]}
-        return {"lr": lr, **means}
+        return {"lr": lr, **means, "explained_variance": explained}
 
     @torch.no_grad()
-    def prepare(self, rows: Rollout) -> tuple[Tensor, ...]:
-        """Return what an update needs of every row, the rows one after the other."""
+    def prepare(self, rows: Rollout) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Return what an update needs of every row, the rows one after the other.
+
+        And the share of the targets' variance that the values explain.
+        """
         args, unrolled = self.args, self.agent.unroll(rows)
         rewards = rows["reward"]
         if args.scale_rewards:
@@ -207,13 +210,15 @@ class VMPO(RolloutAlgorithm[Args]):
         ends = rows["terminated"], rows["truncated"]
         advantages = gae(rewards, *values, *ends, args.gamma, args.lam)
         targets = advantages + values[0]
+        explained = explained_variance(values[0], targets)
         if self.popart is not None:
             self.popart.update(targets)
             targets = self.popart.normalize(targets)
         obs = rows["obs"].flatten(0, 1)
         old, _ = self.target(self.target.normalize(obs))
         action = rows[self.agent.head.column].flatten(0, 1)
-        return self.agent.normalize(obs), action, old, advantages.flatten(), targets.flatten()
+        flat = advantages.flatten(), targets.flatten()
+        return (self.agent.normalize(obs), action, old, *flat), explained
 
     def update(
         self, obs: Tensor, action: Tensor, old: Tensor, advantage: Tensor, target: Tensor
@@ -231,7 +236,7 @@ class VMPO(RolloutAlgorithm[Args]):
         value_loss = 0.5 * (value - target).square().mean()
         loss = gain + dual + penalty + args.value_coef * value_loss
         self.dual_optimizer.gradient.zero_()
-        self.optimizer.descend(loss, args.grad_norm)  # backward for both
+        norm = self.optimizer.descend(loss, args.grad_norm)  # backward for both
         self.dual_optimizer.step()
         return {
             "policy_loss": gain.detach(),
@@ -240,6 +245,7 @@ class VMPO(RolloutAlgorithm[Args]):
             "kl": kls["alpha"].detach().sum(),
             "eta": eta.detach(),
             "alpha": duals["alpha"].detach().mean(),
+            "grad_norm": norm,
         }
 
     def divergences(self, old: Tensor, out: Tensor) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Episode returns by environment, computed from batches."""
+"""Returns and lengths of episodes, computed from batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WINDOW = 100
 
 
 class Episodes:
-    """Adds up rewards to returns, batch by batch.
+    """Adds up rewards to returns, batch by batch, and counts steps.
 
     Parameters
     ----------
@@ -32,8 +32,10 @@ class Episodes:
     ----------
     returns
         Of the last 100 finished episodes, oldest first.
+    lengths
+        Steps of these episodes.
     judged_returns
-        The same of the environments that are judged; as much less than 100 as these are
+        The returns of the environments that are judged; as much less than 100 as these are
         less than all, so that both look back over as many steps.
     count
         Episodes finished.
@@ -45,6 +47,7 @@ class Episodes:
         self._judged[slice(None) if judged is None else list(judged)] = True
         window = max(1, round(WINDOW * float(self._judged.mean())))
         self.returns: deque[float] = deque(maxlen=WINDOW)
+        self.lengths: deque[float] = deque(maxlen=WINDOW)
         self.judged_returns: deque[float] = deque(maxlen=window)
         self.count = 0
 
@@ -68,6 +71,7 @@ class Episodes:
         done = over[ends]
         self._open[of[~done]] = total[~done]
         self.returns.extend(total[done].tolist())
+        self.lengths.extend((step[ends[done]] + 1).tolist())
         self.judged_returns.extend(total[done & self._judged[of]].tolist())
         self.count += int(done.sum())
         return list(zip(of[done].tolist(), total[done].tolist(), strict=True))
@@ -80,19 +84,20 @@ class Episodes:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a resumed run, without unfinished episodes."""
-        judged = list(self.judged_returns)
-        return {"returns": list(self.returns), "judged_returns": judged, "count": self.count}
+        kept = ("returns", "lengths", "judged_returns")
+        return {**{name: list(getattr(self, name)) for name in kept}, "count": self.count}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state."""
         self.returns.extend(state["returns"])
+        self.lengths.extend(state.get("lengths", ()))  # older runs have not kept them
         self.judged_returns.extend(state["judged_returns"])
         self.count = int(state["count"])
 
 
-def mean(returns: Iterable[float]) -> float:
+def mean(values: Iterable[float]) -> float:
     """Return the mean, NaN if there is none."""
-    values = list(returns)
+    values = list(values)
     return statistics.fmean(values) if values else math.nan
 
 

@@ -11,7 +11,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # those who only read metrics need no collector
     from clusterenv import Stats
 
-__all__ = ["Metrics", "collected"]
+__all__ = ["GROUPS", "LOSSES", "Metrics", "collected"]
+
+LOSSES = "losses"
+"""The group of what a learner returns from a step of learning."""
+GROUPS = {
+    "rollout": ("episodes", "mean_return", "mean_length", "judged_return"),
+    "eval": ("eval_return", "eval_return_low", "eval_return_high", "eval_length", "eval_steps"),
+    "sync": ("version", "pulls", "pulls_saved", "weight_bytes", "lag_mean"),
+    "shards": ("restarts", "moves", "rebuilt", "lost_rows", "dropped_rows"),
+    "store": ("store_rows", "store_capacity", "store_bytes", "store_age"),
+    "throughput": (
+        *("seconds", "steps_per_second", "queued", "updates"),
+        *("learner_rows_per_second", "learner_share"),
+    ),
+}
+"""The other metrics by group, as TensorBoard shows them."""
+_GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
 
 
 @dataclass(frozen=True)
@@ -32,6 +48,7 @@ class Metrics:
     steps_per_second: float = 0.0  # of this session
     episodes: int = 0  # finished
     mean_return: float = math.nan  # of the last 100 finished episodes
+    mean_length: float = math.nan  # their steps
     judged_return: float | None = None  # the same of the environments that decide on the goal
     # The newest evaluation; NaN before the first
     eval_return: float | None = None  # mean of its episodes
@@ -62,6 +79,11 @@ class Metrics:
     learner_rows_per_second: float | None = None  # of the time that the learner works
     learner_share: float | None = None  # of the session's time that the learner works
     learner: Mapping[str, float] = field(default_factory=dict)  # its losses and scalars, by name
+
+    def tags(self) -> dict[str, float]:
+        """Return what there is, apart from ``steps``, by group and name: ``rollout/episodes``."""
+        given = {name: value for name, value in self.given().items() if name != "steps"}
+        return {f"{_GROUP_OF.get(name, LOSSES)}/{name}": value for name, value in given.items()}
 
     def given(self) -> dict[str, float]:
         """Return what there is, by name."""

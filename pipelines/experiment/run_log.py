@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pipelines.experiment.metrics import Metrics
 from pipelines.experiment.sinks import CsvFile, JsonLines, Sink, TensorBoard, WandB, read_csv
@@ -25,7 +27,12 @@ class RunLog:
         self.progress = out / "progress.csv"
         self._sinks: list[Sink] = []
 
-    def open(self, upto: int | None, wandb: bool = False) -> None:
+    def open(
+        self,
+        upto: int | None,
+        wandb: bool = False,
+        hyperparameters: Mapping[str, Any] | None = None,
+    ) -> None:
         """Begin to log.
 
         Parameters
@@ -35,12 +42,14 @@ class RunLog:
             begins a new log.
         wandb
             Log to Weights & Biases too.
+        hyperparameters
+            Learner and options of the run, for TensorBoard's table.
         """
         self._sinks = [
             *([WandB(self.out)] if wandb else []),  # the one that may be missing comes first
             CsvFile(self.progress, upto),
             JsonLines(self.out / "metrics.jsonl", upto),
-            TensorBoard(self.out, upto),
+            TensorBoard(self.out, upto, hyperparameters),
         ]
 
     def write(self, metrics: Metrics) -> None:

@@ -29,7 +29,7 @@ from pipelines.experiment.evaluation import Evaluations
 from pipelines.experiment.feeds import feed_of
 from pipelines.experiment.interrupt import Interrupt
 from pipelines.experiment.metrics import Metrics, collected
-from pipelines.experiment.run_directory import RunDirectory
+from pipelines.experiment.run_directory import RunDirectory, arguments
 from pipelines.experiment.run_log import RunLog
 
 __all__ = ["Result", "run"]
@@ -178,7 +178,11 @@ class _Experiment:
                 if self.directory.resumes:
                     display.say(f"going on with {out} from {self.metrics.steps:,} steps")
                 self.directory.begin()
-                self.log.open(self.past.steps if self.directory.resumes else None, args.wandb)
+                self.log.open(
+                    self.past.steps if self.directory.resumes else None,
+                    args.wandb,
+                    {"learner": self.learner.name, **arguments(args)},
+                )
                 with display, interrupt, self.collecting() as collector:
                     dashboard.say_where(collector, display)
                     interrupt.started()
@@ -273,6 +277,7 @@ class _Experiment:
                 steps_per_second=(steps - past.steps) / seconds,
                 episodes=self.episodes.count,
                 mean_return=mean(self.episodes.returns),
+                mean_length=mean(self.episodes.lengths),
                 judged_return=self.episodes.judgement,
                 updates=self.updates,
                 learner={**self.losses.take(), **self.learner.scalars(steps)},

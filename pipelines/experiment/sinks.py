@@ -8,6 +8,7 @@ import json
 import math
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +17,9 @@ from pipelines.experiment.files import create
 from pipelines.experiment.metrics import Metrics
 
 __all__ = ["CsvFile", "JsonLines", "Sink", "TensorBoard", "WandB", "read_csv"]
+
+JUDGED_BY = ("rollout/mean_return", "eval/eval_return")
+"""Metrics beside the hyperparameters."""
 
 
 class Sink(Protocol):
@@ -116,7 +120,7 @@ class JsonLines(_Lines):
 
 
 class TensorBoard:
-    """Event files, a scalar per name.
+    """Event files: a scalar per metric, under its group, and the hyperparameters of the run.
 
     Parameters
     ----------
@@ -124,28 +128,46 @@ class TensorBoard:
         Of the event files.
     upto
         Steps of the checkpoint that a run resumes from; ``None`` starts a new run.
+    hyperparameters
+        Shown in the tab HPARAMS, a row for each run.
     """
 
-    def __init__(self, directory: Path, upto: int | None) -> None:
+    def __init__(
+        self, directory: Path, upto: int | None, hyperparameters: Mapping[str, Any] | None = None
+    ) -> None:
         # Here, as it takes long, and those who only read a log need none of it.
         from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard.summary import hparams
 
         self._writer = SummaryWriter(str(directory), purge_step=upto + 1 if upto else None)
         self._evaluated: float | None = None
+        self._end: Any = None
+        if hyperparameters is not None:
+            shown = {name: _hyperparameter(value) for name, value in hyperparameters.items()}
+            experiment, begin, self._end = hparams(shown, dict.fromkeys(JUDGED_BY))  # type: ignore[no-untyped-call]
+            # Not by add_hparams, which makes a run of its own below the directory.
+            self._add(experiment)
+            self._add(begin)
 
     def write(self, metrics: Metrics) -> None:
-        for name, value in metrics.given().items():
-            if name != "steps" and not name.startswith("eval_"):
-                self._writer.add_scalar(name, value, metrics.steps)
         at = metrics.eval_steps
-        if at is not None and math.isfinite(at) and at != self._evaluated:  # once, where it belongs
-            for name, value in metrics.given().items():
-                if name.startswith("eval_") and name != "eval_steps":
-                    self._writer.add_scalar(name, value, int(at))
+        evaluated = at is not None and math.isfinite(at) and at != self._evaluated
+        for tag, value in metrics.tags().items():
+            if not tag.startswith("eval/"):
+                self._writer.add_scalar(tag, value, metrics.steps)
+            elif evaluated and tag != "eval/eval_steps":  # once, where it belongs
+                self._writer.add_scalar(tag, value, int(at or 0))
+        if evaluated:
             self._evaluated = at
 
     def close(self) -> None:
+        if self._end is not None:
+            self._add(self._end)
         self._writer.close()
+
+    def _add(self, summary: Any) -> None:
+        writer: Any = self._writer
+        writer.file_writer.add_summary(summary)
 
 
 class WandB:
@@ -197,6 +219,15 @@ def read_csv(path: Path) -> list[dict[str, str]]:
         return []
     with path.open(newline="") as file:
         return [row for row in csv.DictReader(file) if None not in row.values()]
+
+
+def _hyperparameter(value: Any) -> float | str:
+    """Return an option as TensorBoard takes it: a finite number, or text."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, (int, float)) and math.isfinite(value):
+        return value
+    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 def _short(name: str, value: float) -> str:

@@ -28,7 +28,7 @@ class FlatAdam(torch.optim.Adam):
     >>> net = nn.Linear(2, 1)
     >>> optimizer = FlatAdam(net, lr=0.1)
     >>> optimizer.vector.shape, optimizer.descend(net(torch.ones(1, 2)).sum(), max_norm=1.0)
-    (torch.Size([3]), None)
+    (torch.Size([3]), tensor(1.7321))
     """
 
     def __init__(self, module: nn.Module, lr: float, eps: float = 1e-5) -> None:
@@ -43,9 +43,11 @@ class FlatAdam(torch.optim.Adam):
             start = part.stop
         super().__init__([self.vector], lr, eps=eps, fused=True)
 
-    def descend(self, loss: Tensor, max_norm: float) -> None:
-        """Make a step down a loss, its gradient clipped to a norm."""
+    def descend(self, loss: Tensor, max_norm: float) -> Tensor:
+        """Make a step down a loss, its gradient clipped to a norm; return the norm before."""
         self.gradient.zero_()
         loss.backward()  # type: ignore[no-untyped-call]
-        self.gradient.mul_((max_norm / (self.gradient.norm() + 1e-6)).clamp(max=1.0))
+        norm: Tensor = self.gradient.norm()
+        self.gradient.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
         self.step()
+        return norm

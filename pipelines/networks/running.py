@@ -7,7 +7,24 @@ from torch import Tensor, nn
 
 from clusterenv.returns import discounted_sums
 
-__all__ = ["RewardScaler", "RunningStats"]
+__all__ = ["RewardScaler", "RunningStats", "explained_variance"]
+
+
+@torch.no_grad()
+def explained_variance(values: Tensor, targets: Tensor) -> Tensor:
+    """Return the share of the targets' variance that values explain: ``1 - var(t - v) / var(t)``.
+
+    1 is perfect, 0 no better than a constant; 0 too if all targets are the same.
+
+    Examples
+    --------
+    >>> targets = torch.tensor([1.0, 2.0, 3.0])
+    >>> [explained_variance(values, targets).item() for values in (targets + 5, torch.zeros(3))]
+    [1.0, 0.0]
+    """
+    parts = torch.stack([(targets - values).flatten(), targets.flatten()])
+    left, whole = parts.var(1, correction=0)
+    return torch.where(whole > 0, 1 - left / whole, 0.0)
 
 
 class RunningStats(nn.Module):

@@ -181,11 +181,12 @@ def test_workers_that_never_pull_keep_the_first_version(tmp_path: Path, cluster:
 class Plain(torch.optim.SGD):
     """Plain gradient descent, with FlatAdam's method."""
 
-    def descend(self, loss: torch.Tensor, max_norm: float) -> None:
+    def descend(self, loss: torch.Tensor, max_norm: float) -> torch.Tensor:
         self.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.param_groups[0]["params"], max_norm)
+        norm = torch.nn.utils.clip_grad_norm_(self.param_groups[0]["params"], max_norm)
         self.step()
+        return norm
 
 
 def learner_of(agent: ActorCritic, **options: Any) -> PPO:

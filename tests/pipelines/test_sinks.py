@@ -15,8 +15,9 @@ from typing import BinaryIO
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import plugin_data_pb2
 
-from pipelines.experiment.metrics import Metrics
+from pipelines.experiment.metrics import GROUPS, Metrics
 from pipelines.experiment.run_directory import RunDirectory
 from pipelines.experiment.run_log import RunLog
 from pipelines.experiment.sinks import CsvFile, JsonLines, read_csv
@@ -45,10 +46,12 @@ def test_all_files_have_the_same_names_and_numbers(tmp_path: Path) -> None:
     objects = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     events = EventAccumulator(str(tmp_path)).Reload()
     assert set(rows[0]) == set(objects[0]) == names
-    assert set(events.Tags()["scalars"]) == names - {"steps"}
+    tags = set(events.Tags()["scalars"])
+    assert {tag.split("/")[1] for tag in tags} == names - {"steps"}
+    assert tags >= {"rollout/mean_return", "losses/kl", "sync/pulls", "throughput/seconds"}
     assert [float(row["mean_return"]) for row in rows] == [1.0, 2.0]
     assert [record["mean_return"] for record in objects] == [1.0, 2.0]
-    scalars = events.Scalars("mean_return")
+    scalars = events.Scalars("rollout/mean_return")
     assert [(point.step, point.value) for point in scalars] == [(8, 1.0), (16, 2.0)]
 
 
@@ -105,6 +108,38 @@ def test_every_metric_is_documented() -> None:
     documented = re.findall(r"^\| `(\w+)`", (ROOT / "docs" / "metrics.md").read_text(), re.M)
     of_all = [field.name for field in dataclasses.fields(Metrics) if field.name != "learner"]
     assert documented[: len(of_all)] == of_all
+
+
+def test_every_metric_is_in_the_group_that_the_page_names() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    documented = dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", page, re.M))
+    of_all = [field.name for field in dataclasses.fields(Metrics) if field.name != "learner"]
+    assert {name: documented.get(name) for name in of_all if name != "steps"} == {
+        name: group for group, names in GROUPS.items() for name in names
+    }
+
+
+def test_tensorboard_has_the_hyperparameters(tmp_path: Path) -> None:
+    options = {"learner": "ppo", "lr": 1e-3, "anneal": True, "hidden": (64, 64), "stop_at": None}
+    for upto in (None, 8):  # a run in two sessions
+        log = RunLog(tmp_path)
+        log.open(upto, hyperparameters={**options, "clip": math.inf})
+        log.write(at(8 if upto is None else 16))
+        log.close()
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]  # one run, not one below
+    events = EventAccumulator(str(tmp_path)).Reload()
+    found = events.summary_metadata
+    content = found["_hparams_/session_start_info"].plugin_data.content
+    shown = plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info.hparams
+    assert shown["learner"].string_value == "ppo"
+    assert shown["lr"].number_value == 1e-3
+    assert shown["anneal"].string_value == "on"
+    assert shown["hidden"].string_value == "64 64"
+    assert (shown["stop_at"].string_value, shown["clip"].string_value) == ("None", "inf")
+    content = found["_hparams_/experiment"].plugin_data.content
+    experiment = plugin_data_pb2.HParamsPluginData.FromString(content).experiment
+    judged = {info.name.tag for info in experiment.metric_infos}
+    assert judged == {"rollout/mean_return", "eval/eval_return"}
 
 
 def test_weights_and_biases_gets_them_offline(tmp_path: Path) -> None:

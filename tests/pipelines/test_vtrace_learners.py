@@ -116,10 +116,11 @@ class Descent(torch.optim.SGD):
     def __init__(self, module: nn.Module, lr: float) -> None:
         super().__init__(module.parameters(), lr)
 
-    def descend(self, loss: torch.Tensor, max_norm: float) -> None:
+    def descend(self, loss: torch.Tensor, max_norm: float) -> torch.Tensor:
         self.zero_grad()
         loss.backward()
         self.step()
+        return torch.tensor(0.0)
 
 
 def test_impacts_ratio_is_the_truncated_one_times_the_policys() -> None:
