@@ -125,7 +125,7 @@ class IMPACT(VTraceLearner):
         targets = self.targets(rows, unrolled, reference.log_prob)
         advantage = targets.advantages
         advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-        obs = self.agent.normalize(rows["obs"].flatten(0, 1))
+        obs = self.agent.normalize(self.agent.observed(rows.columns).flatten(0, 1))
         action = rows[self.agent.head.column].flatten(0, 1)
         near = reference.log_prob, rows["log_prob"], advantage, targets.targets
         return obs, action, reference.out.flatten(0, 1), *(column.flatten() for column in near)

@@ -125,9 +125,7 @@ class VTraceLearner(StreamAlgorithm[VTraceArgs]):
     def learn(self, rows: Rollout, progress: float) -> Losses:
         lr = self.anneal(self.optimizer, progress)
         losses = self.improve(rows)
-        if self.agent.stats is not None:
-            # Only now: the updates needed the statistics that acted.
-            self.agent.stats.update(rows["obs"].flatten(0, 1))
+        self.agent.take_statistics(rows)  # only now: the updates needed those that acted
         means = {name: sum(each[name] for each in losses) / len(losses) for name in losses[0]}
         self.fragments += 1
         if self.valued is not None and self.fragments % EXPLAINED_EVERY == 1:

@@ -98,9 +98,7 @@ class PPO(RolloutAlgorithm[Args]):
             split = [column[order].tensor_split(self.args.minibatches) for column in columns]
             logged = epoch == self.args.epochs
             losses = [self.update(*part, logged=logged) for part in zip(*split, strict=True)]
-        if self.agent.stats is not None:
-            # Only now: the update needed the statistics that acted.
-            self.agent.stats.update(rows["obs"].flatten(0, 1))
+        self.agent.take_statistics(rows)  # only now: the update needed those that acted
         names = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "grad_norm")
         means = torch.stack(losses).mean(0).tolist()
         return {"lr": lr, **dict(zip(names, means, strict=True)), "explained_variance": explained}
@@ -112,7 +110,7 @@ class PPO(RolloutAlgorithm[Args]):
         And the share of the targets' variance that the values explain.
         """
         args, agent = self.args, self.agent
-        obs = agent.normalize(rows["obs"].flatten(0, 1))
+        obs = agent.normalize(agent.observed(rows.columns).flatten(0, 1))
         action = rows[agent.head.column].flatten(0, 1)
         behaviour = rows["log_prob"].flatten()  # of whichever version acted
         # Decoupled clipping: around the policy before this update, not the one that acted.
@@ -120,7 +118,8 @@ class PPO(RolloutAlgorithm[Args]):
         proximal, _, values = agent.judge(obs, action)
         correction = (proximal - behaviour).exp().clamp(max=args.max_correction)
         values = values.view_as(rewards)
-        following = next_values(values, rows.tail_rows, agent.value(rows.tail["obs"]))
+        tail = agent.value(agent.observed(rows.tail))
+        following = next_values(values, rows.tail_rows, tail)
         ends = rows["terminated"], rows["truncated"]
         advantages = gae(rewards, values, following, *ends, args.gamma, args.lam)
         targets = advantages + values

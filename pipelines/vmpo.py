@@ -186,8 +186,7 @@ class VMPO(RolloutAlgorithm[Args]):
             order = torch.randperm(len(columns[0]))
             split = [column[order].tensor_split(args.minibatches) for column in columns]
             losses = [self.update(*minibatch) for minibatch in zip(*split, strict=True)]
-        if self.agent.stats is not None:
-            self.agent.stats.update(rows["obs"].flatten(0, 1))
+        self.agent.take_statistics(rows)
         self.rollouts += 1
         if self.rollouts % args.publish_every == 0:
             self.target.load_state_dict(self.agent.state_dict())
@@ -214,7 +213,7 @@ class VMPO(RolloutAlgorithm[Args]):
         if self.popart is not None:
             self.popart.update(targets)
             targets = self.popart.normalize(targets)
-        obs = rows["obs"].flatten(0, 1)
+        obs = self.agent.observed(rows.columns).flatten(0, 1)
         old, _ = self.target(self.target.normalize(obs))
         action = rows[self.agent.head.column].flatten(0, 1)
         flat = advantages.flatten(), targets.flatten()

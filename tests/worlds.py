@@ -347,3 +347,37 @@ class Wide(gym.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         return self.obs, 0.0, False, False, {}
+
+
+class Signs(gym.Env[Any, Any]):
+    """Eight steps; 1 for the action that a sign in the image, a number and a door ask for."""
+
+    image = gym.spaces.Box(0, 255, (3, 16, 16), np.uint8)
+
+    def __init__(self) -> None:
+        self.observation_space = gym.spaces.Dict(
+            car=gym.spaces.Dict(speed=gym.spaces.Box(-1, 1, (2,), np.float64)),
+            door=gym.spaces.Discrete(3, start=1),
+            camera=self.image,
+        )
+        self.action_space = gym.spaces.Discrete(2)
+
+    def _see(self) -> dict[str, Any]:
+        speed, door = self.np_random.uniform(-1, 1, 2), int(self.np_random.integers(1, 4))
+        shown = self.np_random.random()
+        self._right = int(speed[0] + (door - 2) + (2 * shown - 1) > 0)
+        camera = np.full(self.image.shape, int(255 * shown), np.uint8)
+        return {"car": {"speed": speed}, "door": door, "camera": camera}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._left = 8
+        return self._see(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        reward = float(int(action) == self._right)
+        self._left -= 1
+        return self._see(), reward, False, self._left == 0, {}
+
+
+gym.register(id="Signs-v0", entry_point="worlds:Signs")

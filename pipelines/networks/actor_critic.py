@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -11,15 +12,26 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from clusterenv.errors import ConfigError
 from clusterenv.policies import Context, Decision, Policy
 from clusterenv.returns import next_values
 from clusterenv.store import Rollout
 from pipelines.networks.action_head import ActionHead
-from pipelines.networks.images import SMALLEST, is_image, residual_cnn
+from pipelines.networks.images import residual_cnn
+from pipelines.networks.observations import Observations, Seen
 from pipelines.networks.running import RunningStats
 
-__all__ = ["ActorCritic", "Unrolled", "body_of", "flat", "network"]
+__all__ = [
+    "ActorCritic",
+    "Unrolled",
+    "body_of",
+    "features_of",
+    "flat",
+    "network",
+    "update_stats",
+]
+
+IMAGE_FEATURES = 256
+"""Numbers that the convolutions make of an image."""
 
 
 class Unrolled(NamedTuple):
@@ -42,11 +54,12 @@ class ActorCritic(Policy):
     ----------
     observation_space
         A ``Box``. Images are uint8 of at least 16 × 16 pixels, with the channels, or stacked
-        frames, on the first axis; everything else is flattened.
+        frames, on the first axis; everything else is flattened. Or a ``Dict`` or ``Tuple`` of such
+        parts, see :class:`pipelines.networks.observations.Observations`.
     action_space
         See :class:`ActionHead`.
     hidden
-        Sizes of the hidden layers; not for images, whose network has its own.
+        Sizes of the hidden layers; not for an image alone, whose network has its own.
     normalize_obs
         Whether flat observations are normalised by ``stats``, which the learner updates.
 
@@ -65,14 +78,26 @@ class ActorCritic(Policy):
     ) -> None:
         super().__init__()
         self.head = ActionHead(action_space)
+        self.observations = Observations(observation_space)
         self.eyes, self.stats, inputs = body_of(observation_space, normalize_obs)
-        layers = () if self.eyes is not None else hidden
+        layers = hidden if self.observations.numbers else ()
         self.actor = network((inputs, *layers, self.head.outputs), last_gain=0.01)
         self.critic = network((inputs, *layers, 1), last_gain=1.0)
 
+    def observed(self, columns: Mapping[str, Tensor]) -> Tensor:
+        """Return the observations of a rollout's columns, or of its tail, as one tensor."""
+        return self.observations.of_columns(columns)
+
     def normalize(self, obs: Tensor) -> Tensor:
         """Return observations as :meth:`forward` takes them: images as they are, others flat."""
-        return obs if self.eyes is not None else flat(obs, self.stats)
+        image, numbers = self.observations.split(obs)
+        if numbers is None:
+            return obs
+        return self.observations.join(Seen(image, flat(numbers, self.stats)))
+
+    def take_statistics(self, rows: Rollout) -> None:
+        """Update the statistics that normalise observations, if there are any."""
+        update_stats(self.stats, self.observations, rows)
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the actor's outputs, ``[n, outputs]``, and the values, ``[n]``."""
@@ -81,14 +106,14 @@ class ActorCritic(Policy):
 
     def see(self, inputs: Tensor) -> Tensor:
         """Return the features of observations as :meth:`normalize` returns them."""
-        features: Tensor = inputs if self.eyes is None else self.eyes(inputs)
-        return features
+        image, numbers = self.observations.split(inputs)
+        return features_of(self.eyes, image, numbers)
 
-    def distribution(self, obs: Tensor, context: Context | None = None) -> Distribution:
+    def distribution(self, obs: Any, context: Context | None = None) -> Distribution:
         return self.head.distribution(self._out(obs))
 
-    def _out(self, obs: Tensor) -> Tensor:
-        out: Tensor = self.actor(self.see(self.normalize(obs)))
+    def _out(self, obs: Any) -> Tensor:
+        out: Tensor = self.actor(self.see(self.normalize(self.observations.gather(obs))))
         return out
 
     def value(self, obs: Tensor) -> Tensor:
@@ -112,14 +137,15 @@ class ActorCritic(Policy):
     def unroll(self, rows: Rollout) -> Unrolled:
         """Judge all rows of a rollout."""
         shape = rows["reward"].shape
-        out, value = self(self.normalize(rows["obs"].flatten(0, 1)))
+        out, value = self(self.normalize(self.observed(rows.columns).flatten(0, 1)))
         out, value = out.view(*shape, -1), value.view(shape)
         log_prob, entropy = self.head.judge(out, rows[self.head.column])
         with torch.no_grad():
-            following = next_values(value, rows.tail_rows, self.value(rows.tail["obs"]))
+            tail = self.value(self.observed(rows.tail))
+            following = next_values(value, rows.tail_rows, tail)
         return Unrolled(out, log_prob, entropy, value, following)
 
-    def act(self, obs: Tensor, context: Context) -> Decision:
+    def act(self, obs: Any, context: Context) -> Decision:
         # No values: the head computes them with its newest critic, of which a worker that
         # lags behind has only an old copy.
         return self.head.decide(self._out(obs), context)
@@ -128,22 +154,35 @@ class ActorCritic(Policy):
 def body_of(
     space: gym.Space[Any], normalize_obs: bool
 ) -> tuple[nn.Module | None, RunningStats | None, int]:
-    """Return convolutions for images, or statistics for flat observations, and their outputs.
+    """Return convolutions for images, statistics for flat observations, and their outputs.
 
     Raises
     ------
     ConfigError
         If observations are neither.
     """
-    if not isinstance(space, gym.spaces.Box):
-        raise ConfigError(
-            f"an actor-critic needs observations in a Box, got {space}; wrap the environment: "
-            "gymnasium.wrappers.FlattenObservation(env)"
-        )
-    if is_image(space) and min(space.shape[1:]) >= SMALLEST:  # smaller ones are flattened
-        features = 256
-        return residual_cnn(space.shape, features), None, features
-    return None, RunningStats(space.shape) if normalize_obs else None, math.prod(space.shape)
+    observations = Observations(space)
+    image, inputs = observations.image, observations.numbers
+    eyes = None if image is None else residual_cnn(image, IMAGE_FEATURES)
+    stats = RunningStats(observations.shape) if normalize_obs and inputs else None
+    return eyes, stats, inputs + (IMAGE_FEATURES if eyes is not None else 0)
+
+
+def features_of(eyes: nn.Module | None, image: Tensor | None, numbers: Tensor | None) -> Tensor:
+    """Return the features of an image, the numbers beside it, or both."""
+    if eyes is None or image is None:
+        assert numbers is not None
+        return numbers
+    features: Tensor = eyes(image)
+    return features if numbers is None else torch.cat([features, numbers], -1)
+
+
+def update_stats(stats: RunningStats | None, observations: Observations, rows: Rollout) -> None:
+    """Update statistics by the observations of a rollout."""
+    if stats is not None:
+        numbers = observations.split(observations.of_columns(rows.columns).flatten(0, 1)).numbers
+        assert numbers is not None
+        stats.update(numbers)
 
 
 def flat(obs: Tensor, stats: RunningStats | None) -> Tensor:

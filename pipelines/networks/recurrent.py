@@ -14,7 +14,15 @@ from clusterenv.policies import Context, Decision, Policy
 from clusterenv.returns import next_values
 from clusterenv.store import Rollout
 from pipelines.networks.action_head import ActionHead
-from pipelines.networks.actor_critic import Unrolled, body_of, flat, network
+from pipelines.networks.actor_critic import (
+    Unrolled,
+    body_of,
+    features_of,
+    flat,
+    network,
+    update_stats,
+)
+from pipelines.networks.observations import Observations
 
 __all__ = ["RecurrentActorCritic"]
 
@@ -51,6 +59,7 @@ class RecurrentActorCritic(Policy):
     ) -> None:
         super().__init__()
         self.head = ActionHead(action_space)
+        self.observations = Observations(observation_space)
         eyes, self.stats, features = body_of(observation_space, normalize_obs)
         self.flat = eyes is None
         if eyes is None:
@@ -69,14 +78,22 @@ class RecurrentActorCritic(Policy):
             "last_reward": torch.zeros(n),
         }
 
-    def act(self, obs: Tensor, context: Context) -> Decision:
+    def observed(self, columns: Mapping[str, Tensor]) -> Tensor:
+        """Return the observations of a rollout's columns, or of its tail, as one tensor."""
+        return self.observations.of_columns(columns)
+
+    def take_statistics(self, rows: Rollout) -> None:
+        """Update the statistics that normalise observations, if there are any."""
+        update_stats(self.stats, self.observations, rows)
+
+    def act(self, obs: Any, context: Context) -> Decision:
         hidden, cell = self._advance(obs, context.state)
         decision = self.head.decide(self.actor(hidden), context)
         sampled = decision.extras.get("raw_action", decision.action)
         state = {**context.state, "hidden": hidden, "cell": cell}
         return decision._replace(state={**state, "last_action": self.head.encode(sampled)})
 
-    def distribution(self, obs: Tensor, context: Context) -> Distribution:
+    def distribution(self, obs: Any, context: Context) -> Distribution:
         return self.head.distribution(self.actor(self._advance(obs, context.state)[0]))
 
     def unroll(self, rows: Rollout) -> Unrolled:
@@ -87,7 +104,8 @@ class RecurrentActorCritic(Policy):
         goes_on = (~begins).unsqueeze(-1).float()
         before = torch.cat([state["last_action"].unsqueeze(0), actions[:-1]]) * goes_on
         earned = torch.cat([state["last_reward"].unsqueeze(0), reward[:-1]]).unsqueeze(-1) * goes_on
-        features = self._features(rows["obs"].flatten(0, 1)).view(*reward.shape, -1)
+        features = self._features(self.observed(rows.columns).flatten(0, 1))
+        features = features.view(*reward.shape, -1)
         inputs = torch.cat([features, before, earned.clamp(-1, 1)], -1)
         hidden, cell, steps = state["hidden"], state["cell"], []
         for given, keep in zip(inputs, goes_on, strict=True):
@@ -102,16 +120,20 @@ class RecurrentActorCritic(Policy):
                 "last_action": actions.flatten(0, 1)[rows.tail_rows],
                 "last_reward": reward.flatten()[rows.tail_rows],
             }
-            tail = self.critic(self._advance(rows.tail["obs"], after)[0]).squeeze(-1)
+            tail = self.critic(self._advance(self.observed(rows.tail), after)[0]).squeeze(-1)
             following = next_values(value, rows.tail_rows, tail)
         log_prob, entropy = self.head.judge(out, rows[self.head.column])
         return Unrolled(out, log_prob, entropy, value, following)
 
-    def _features(self, obs: Tensor) -> Tensor:
-        features: Tensor = self.eyes(flat(obs, self.stats) if self.flat else obs)
-        return features
+    def _features(self, obs: Any) -> Tensor:
+        image, numbers = self.observations.split(self.observations.gather(obs))
+        numbers = None if numbers is None else flat(numbers, self.stats)
+        if self.flat:
+            features: Tensor = self.eyes(numbers)
+            return features
+        return features_of(self.eyes, image, numbers)
 
-    def _advance(self, obs: Tensor, state: State) -> tuple[Tensor, Tensor]:
+    def _advance(self, obs: Any, state: State) -> tuple[Tensor, Tensor]:
         """Return the LSTM's state after an observation."""
         earned = state["last_reward"].unsqueeze(-1).clamp(-1, 1)
         inputs = torch.cat([self._features(obs), state["last_action"], earned], -1)
