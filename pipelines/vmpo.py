@@ -263,6 +263,10 @@ class VMPO(RolloutAlgorithm[Args]):
         std = log_std - old_log_std + 0.5 * (2 * (old_log_std - log_std)).exp() - 0.5
         return {"alpha": mean, "alpha_std": std}
 
+    def load_weights(self, state: Mapping[str, Any]) -> None:
+        # Temperature and penalties begin as the options say.
+        super().load_weights({name: part for name, part in state.items() if name != "duals"})
+
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "rollouts": self.rollouts}
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import gymnasium as gym
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clusterenv.errors import ConfigError
 from clusterenv.policies import Policy
@@ -103,6 +103,24 @@ class Algorithm(ABC, Generic[A, D]):
         """Go on from a state."""
         for name, part in self.parts.items():
             part.load_state_dict(state[name])
+
+    def load_weights(self, state: Mapping[str, Any]) -> None:
+        """Take the weights in the state of another run: of networks, not of optimizers.
+
+        Of the :attr:`parts`, these are the modules that both have, with their buffers. Buffers
+        that a module names in ``of_envs`` belong to the environments of a run, and stay.
+        """
+        taken = {
+            name: part
+            for name, part in self.parts.items()
+            if isinstance(part, nn.Module) and name in state
+        }
+        if not taken:
+            raise KeyError(f"no part is one of {', '.join(self.parts)}")
+        for name, part in taken.items():
+            own = part.state_dict()
+            stay = {key: own[key] for key in getattr(part, "of_envs", ())}
+            part.load_state_dict({**state[name], **stay})
 
     @abstractmethod
     def learn(self, rows: D, progress: float) -> Any:

@@ -72,6 +72,7 @@ class RunArgs(Options):
     stop_at: Finite | None = None  # stop at this mean return: evaluated, or of the last episodes
     log_every: Count = 2_000  # steps between rows of progress.csv
     checkpoint_every: Count = 10_000  # steps between checkpoints
+    init_from: Path | None = None  # directory of a run of this learner whose weights to start from
     out: Path | None = None  # run directory; default: one under runs/
     fresh: bool = False  # begin another run, even if one with these options has not finished
     wandb: bool = False  # log to Weights & Biases too; needs clusterenv[wandb]

@@ -9,11 +9,12 @@ from typing import Any
 
 from clusterenv.errors import ConfigError
 from clusterenv.store import is_store, open_snapshot
+from pipelines.experiment.config_file import CONFIG, read_config
 
 __all__ = ["JOURNAL", "RUN", "check_kind", "note_of", "taken"]
 
 RUN = "run.json"
-"""File in a run directory: the command, its options, and the last checkpoint."""
+"""File in a run directory: which checkpoint counts, and whether the run has finished."""
 JOURNAL = "replay"
 """Directory in a run directory: the rows of learners with a replay store."""
 
@@ -28,8 +29,8 @@ def content(out: Path) -> tuple[str, str | None] | None:
         begun = not snapshot.end and not snapshot.note
         dataset = begun or "dataset" in snapshot.note
         return ("a dataset", "collect") if dataset else ("a store", None)
-    if (out / RUN).is_file():
-        kind = str(_read(out / RUN)["kind"])
+    if _is_run(out):
+        kind = str(_read(out)["kind"])
         return f"a run of {kind}", kind
     if is_store(out / JOURNAL) or (out / "progress.csv").is_file():
         return "what no command here has begun", None
@@ -77,19 +78,29 @@ def note_of(out: Path) -> Mapping[str, Any] | None:
     """
     if is_store(out):
         return open_snapshot(out).note or None
-    if not (out / RUN).is_file():
+    if not _is_run(out):
         return None
     journal = out / JOURNAL
-    return {**_read(out / RUN), **(open_snapshot(journal).note if is_store(journal) else {})}
+    return {**_read(out), **(open_snapshot(journal).note if is_store(journal) else {})}
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _is_run(out: Path) -> bool:
+    return (out / CONFIG).is_file() or (out / RUN).is_file()
+
+
+def _read(out: Path) -> dict[str, Any]:
+    """Return learner and options of a run, and what its last checkpoint says."""
+    path, right = out / RUN, f"begin another run: --out {taken(out)}-2"
     try:
-        found = dict(json.loads(path.read_text()))
+        found = dict(json.loads(path.read_text())) if path.is_file() else {}
+        if (out / CONFIG).is_file():
+            config = read_config(out, right)
+            return {**found, "kind": config["learner"], "args": config["options"]}
+        # Older runs have no config.yaml.
         if not (isinstance(found["kind"], str) and isinstance(found["args"], dict)):
             raise TypeError
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{path} is damaged; restore it, or begin another run: --out {taken(path.parent)}-2"
-        ) from error
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path} is damaged; restore it, or {right}") from error
     return found

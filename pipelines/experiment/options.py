@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import sys
+import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -109,7 +110,8 @@ def command(prog: str, args: Any, presets: Presets, **changes: Any) -> str:
     for field in fields:
         value = getattr(args, field.name)
         if value != tacit[field.name]:
-            words += _words(field.name, value)
+            optional = typing.get_type_hints(type(args))[field.name] == bool | None
+            words += _words(field.name, str(value) if optional else value)
     return shlex.join(words)
 
 

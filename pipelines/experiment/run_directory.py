@@ -17,9 +17,10 @@ from clusterenv.errors import ConfigError, Diverged
 from clusterenv.store import ReplayStore
 from pipelines.experiment import files
 from pipelines.experiment.checks import flag
+from pipelines.experiment.config_file import write_config
 from pipelines.experiment.directories import JOURNAL, RUN, check_kind, content, note_of, taken
 
-__all__ = ["RunDirectory", "arguments", "check_arguments", "find_directory"]
+__all__ = ["RunDirectory", "arguments", "check_arguments", "find_directory", "has_checkpoint"]
 
 OF_NO_RUN = (
     "out",
@@ -37,7 +38,8 @@ class RunDirectory:
     """A run's directory: locked by this process, with the checkpoint that it goes on from.
 
     Every checkpoint is a new file. Of a learner with a replay store, the journal's commit names
-    the file that belongs to its rows; of others, ``run.json`` does.
+    the file that belongs to its rows; of others, ``run.json`` does. ``config.yaml`` tells what
+    runs.
 
     Parameters
     ----------
@@ -64,7 +66,11 @@ class RunDirectory:
             )
         note = note_of(self.path) or {}
         if "learner" in note:
-            check_arguments(self.path, note["args"], args, free)
+            other = (
+                f"or start another run from its weights: --init-from {self.path} "
+                f"--out {taken(self.path)}-2"
+            )
+            check_arguments(self.path, note["args"], args, free, other)
         self._lock = _lock(self.path)
         self._note = {"kind": kind, "args": arguments(args)}
         self._number = int(note.get("number", 0))
@@ -81,10 +87,9 @@ class RunDirectory:
         """Where a replay store keeps its rows."""
         return self.path / JOURNAL
 
-    def begin(self) -> None:
-        """Write down what runs here."""
-        before = dict(note_of(self.path) or {})
-        _write_json(self.path / RUN, {**before, **self._note})
+    def begin(self, config: Mapping[str, Any]) -> None:
+        """Write down what runs here, as :func:`pipelines.experiment.config_file.record` tells."""
+        write_config(self.path, config)
 
     def load(self) -> dict[str, Any]:
         """Return the state of the last checkpoint.
@@ -133,7 +138,8 @@ class RunDirectory:
         files.replace(path, lambda file: torch.save(kept, file))
         note = {"learner": path.name, "number": self._number, **note}
         if store is None:
-            _write_json(self.path / RUN, {**self._note, **note})
+            text = f"{json.dumps(note, indent=2)}\n"
+            files.replace(self.path / RUN, lambda file: file.write(text.encode()))
         else:
             store.commit(**note)
         self.checkpoint = path
@@ -177,8 +183,21 @@ def _goes_on(out: Path, args: Any) -> bool:
     return bool(not note["finished"] and _of_run(note["args"]) == _of_run(arguments(args)))
 
 
-def check_arguments(out: Path, begun: Mapping[str, Any], args: Any, free: Collection[str]) -> None:
+def has_checkpoint(args: Any, kind: str) -> bool:
+    """Whether this command goes on with a run instead of beginning one."""
+    return "learner" in (note_of(find_directory(args, kind)) or {})
+
+
+def check_arguments(
+    out: Path,
+    begun: Mapping[str, Any],
+    args: Any,
+    free: Collection[str],
+    other: str | None = None,
+) -> None:
     """Raise if a run was begun with other options, apart from those that are ``free``.
+
+    The message ends with what to do if these options are meant: ``other``.
 
     Raises
     ------
@@ -186,15 +205,19 @@ def check_arguments(out: Path, begun: Mapping[str, Any], args: Any, free: Collec
         With the options that differ.
     """
     differ = [
-        f"{flag(name, begun.get(name))} instead of {flag(name, value)}"
+        f"{_flag(name, begun.get(name))} instead of {_flag(name, value)}"
         for name, value in arguments(args).items()
         if name not in free and begun.get(name) != value
     ]
     if differ:
         raise ConfigError(
             f"the run in {out} was begun with {', '.join(differ)}; go on with the options that "
-            f"began it, or write elsewhere: --out {taken(out)}-2"
+            f"began it, {other or f'or write elsewhere: --out {taken(out)}-2'}"
         )
+
+
+def _flag(name: str, value: Any) -> str:
+    return f"no --{name.replace('_', '-')}" if value is None else flag(name, value)
 
 
 def _of_run(kept: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,10 +241,6 @@ def _lock(directory: Path) -> int:
             f"another process is writing to {directory}; wait for it, or begin another run: --fresh"
         ) from error
     return descriptor
-
-
-def _write_json(path: Path, record: Mapping[str, Any]) -> None:
-    files.replace(path, lambda file: file.write(f"{json.dumps(record, indent=2)}\n".encode()))
 
 
 def _tensors(value: Any, place: str = "") -> Iterator[tuple[str, torch.Tensor]]:

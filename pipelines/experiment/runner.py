@@ -19,7 +19,7 @@ from torch import Tensor
 import clusterenv
 from clusterenv.errors import ClusterEnvError, ConfigError, Diverged
 from pipelines import learners
-from pipelines.experiment import dashboard, options
+from pipelines.experiment import config_file, dashboard, options
 from pipelines.experiment.algorithm import Algorithm, Losses, check_algorithm
 from pipelines.experiment.args import FREE, RunArgs, collector_options
 from pipelines.experiment.directories import JOURNAL, taken
@@ -27,9 +27,10 @@ from pipelines.experiment.display import Display, summary
 from pipelines.experiment.episodes import Episodes, mean
 from pipelines.experiment.evaluation import Evaluations
 from pipelines.experiment.feeds import feed_of
+from pipelines.experiment.initial_weights import take_weights
 from pipelines.experiment.interrupt import Interrupt
 from pipelines.experiment.metrics import Metrics, collected
-from pipelines.experiment.run_directory import RunDirectory, arguments
+from pipelines.experiment.run_directory import RunDirectory, arguments, has_checkpoint
 from pipelines.experiment.run_log import RunLog
 
 __all__ = ["Result", "run"]
@@ -87,6 +88,8 @@ def run(algorithm: type[Algorithm[Any, Any]], args: RunArgs) -> Result:
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     learner = kind(args, *clusterenv.env_spaces(args.env, engine=args.engine))
+    if args.init_from is not None and not has_checkpoint(args, kind.name):
+        take_weights(learner, args.init_from)
     directory = RunDirectory(args, kind.name, FREE)
     with contextlib.closing(directory):
         return _Experiment(learner, directory).run()
@@ -154,6 +157,12 @@ class _Experiment:
         torch.set_rng_state(saved["rng"])
 
     @property
+    def program(self) -> str:
+        """The command without options."""
+        known = self.learner.name in learners.learners()
+        return f"clusterenv train {self.learner.name}" if known else f"python {sys.argv[0]}"
+
+    @property
     def reached_at(self) -> int | None:
         """Steps after which the goal was reached: by an evaluation, if there are any."""
         if self.evaluations.on:
@@ -177,11 +186,15 @@ class _Experiment:
             else:
                 if self.directory.resumes:
                     display.say(f"going on with {out} from {self.metrics.steps:,} steps")
-                self.directory.begin()
+                elif args.init_from is not None:
+                    display.say(f"starting from the weights of {args.init_from}")
+                command = options.command(self.program, args, self.learner.presets)
+                config = config_file.record(type(self.learner), command, arguments(args))
+                self.directory.begin(config)
                 self.log.open(
                     self.past.steps if self.directory.resumes else None,
                     args.wandb,
-                    {"learner": self.learner.name, **arguments(args)},
+                    {"learner": self.learner.name, **config["options"]},
                 )
                 with display, interrupt, self.collecting() as collector:
                     dashboard.say_where(collector, display)
@@ -321,9 +334,7 @@ class _Experiment:
             further["stop_at"] = None
         if metrics.steps >= args.total_steps:
             further["total_steps"] = 2 * args.total_steps
-        known = self.learner.name in learners.learners()
-        program = f"clusterenv train {self.learner.name}" if known else f"python {sys.argv[0]}"
-        go_on = options.command(program, args, self.learner.presets, **further)
+        go_on = options.command(self.program, args, self.learner.presets, **further)
         self.display.sum_up(summary(metrics, self.log.best, files, go_on))
         return Result(
             mean_return=metrics.mean_return,

@@ -82,6 +82,8 @@ class RewardScaler(nn.Module):
         Discount per step.
     """
 
+    of_envs = ("returns", "following")
+    """Buffers of a run's environments, which other runs do not take with the weights."""
     returns: Tensor
     following: Tensor
 

@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import stat
+import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any
 from clusterenv.errors import ClusterEnvError, ConfigError
 from pipelines.experiment import options
 from pipelines.experiment.checks import Options
+from pipelines.experiment.config_file import CONFIG, read_config
 from pipelines.experiment.directories import JOURNAL, note_of
 from pipelines.experiment.sinks import read_csv
 
@@ -43,7 +45,8 @@ def describe(run: Path) -> list[tuple[str, str]]:
             f"{run} holds no run and no store; a run has a progress.csv, a store a manifest.json: "
             "clusterenv inspect runs/dqn-CartPole-v1-seed1"
         )
-    lines = [*_begun(note_of(run) or {}), *(_progress(progress) if progress.is_file() else [])]
+    lines = [*_begun(note_of(run) or {}), *_config(run)]
+    lines += _progress(progress) if progress.is_file() else []
     if store is not None:
         lines += _store(store)
     found = list(_files(run))
@@ -72,6 +75,23 @@ def _begun(note: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "kind" in note:
         yield "learner", str(note["kind"])
         yield "finished", "yes" if note.get("finished") else "no: the same command goes on"
+
+
+def _config(run: Path) -> Iterator[tuple[str, str]]:
+    """Yield command, options, versions and commits of a run."""
+    if not (run / CONFIG).is_file():
+        return
+    config = read_config(run, "leave it out: clusterenv plot shows the rest")
+    for label in ("command", "options", "versions", "commits"):
+        found = config.get(label) or ""
+        if isinstance(found, Mapping):
+            found = ", ".join(f"{name} {_shown(value)}" for name, value in found.items())
+        lines = textwrap.wrap(found, 96, break_long_words=False, break_on_hyphens=False)
+        yield from zip([label, *[""] * len(lines)], lines, strict=False)
+
+
+def _shown(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _progress(path: Path) -> list[tuple[str, str]]:
