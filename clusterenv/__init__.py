@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from clusterenv.head.vector.cluster_env import ClusterEnv
     from clusterenv.head.vector.make_vec import make_vec
     from clusterenv.head.vector.sb3 import SB3VecEnv as SB3VecEnv
+    from clusterenv.policies.saved import load_policy, save_policy
     from clusterenv.simulation.env_faults import EnvFaults
     from clusterenv.store import ReplayStore, RolloutStore, open_dataset, to_minari
     from clusterenv.sync.announcement import Announcement
@@ -52,10 +53,12 @@ __all__ = [
     "env_spaces",
     "errors",
     "follow",
+    "load_policy",
     "make_vec",
     "open_dataset",
     "policies",
     "returns",
+    "save_policy",
     "to_minari",
     "to_tensordict",
 ]
@@ -78,6 +81,7 @@ _MODULES = {
     "head.vector.cluster_env": ("ClusterEnv",),
     "head.vector.make_vec": ("make_vec",),
     "head.vector.sb3": ("SB3VecEnv",),
+    "policies.saved": ("load_policy", "save_policy"),
     "simulation.env_faults": ("EnvFaults",),
     "store": ("ReplayStore", "RolloutStore", "open_dataset", "to_minari"),
     "sync.announcement": ("Announcement",),

@@ -64,6 +64,7 @@ class Evaluations:
         self._due = 0
         self._published: dict[int, _Published] = {}
         self._longest = 0.0
+        self._policy: Policy | None = None  # any version
         self._evaluator: clusterenv.Evaluator | None = None
         self.best: float = -math.inf
         """Mean return of the best version."""
@@ -156,6 +157,7 @@ class Evaluations:
 
     def _publish(self, policy: Policy, version: int, steps: int) -> None:
         assert self._evaluator is not None
+        self._policy = policy
         replaced = self._evaluator.publish(policy, version)
         self._published.pop(version if replaced is None else replaced, None)
         weights = {name: tensor.detach().clone() for name, tensor in policy.state_dict().items()}
@@ -179,16 +181,23 @@ class Evaluations:
             self.reached_at = steps
         if mean > self.best:
             self.best = mean
-            state = {
-                "kind": self._kind,
-                "args": arguments(self._args),
-                "policy": published.weights,
-                "version": evaluation.version,
-                "steps": steps,
-                "return": mean,
-                "returns": evaluation.returns.tolist(),
-            }
-            files.replace(self._path, lambda file: torch.save(state, file))
+            self._keep(published, evaluation)
+
+    def _keep(self, published: _Published, evaluation: clusterenv.Evaluation) -> None:
+        assert self._policy is not None
+        policy, weights = self._policy, published.weights
+        notes = {
+            "kind": self._kind,
+            "args": arguments(self._args),
+            "version": evaluation.version,
+            "steps": published.steps,
+            "return": evaluation.mean,
+            "returns": evaluation.returns.tolist(),
+        }
+        files.replace(
+            self._path,
+            lambda file: clusterenv.save_policy(policy, file, weights=weights, notes=notes),
+        )
 
     @property
     def said(self) -> list[str]:

@@ -21,7 +21,7 @@ import yaml
 from clusterenv.errors import ConfigError
 from pipelines.experiment.checks import convert, flag
 
-__all__ = ["command", "from_file", "read"]
+__all__ = ["command", "from_file", "read", "words_of"]
 
 Kind = TypeVar("Kind")
 Presets = Mapping[str, Mapping[str, Any]]
@@ -103,16 +103,21 @@ def command(prog: str, args: Any, presets: Presets, **changes: Any) -> str:
     if shutil.which(program) is None:  # in an environment that is not activated
         beside = Path(sys.executable).with_name(program)
         program = os.path.relpath(beside) if beside.exists() else program
+    return shlex.join([program, *rest, *words_of(args, presets)])
+
+
+def words_of(args: Any, presets: Presets) -> list[str]:
+    """Return the words that give these options, apart from those that need not be said."""
     fields = dataclasses.fields(args)
     tacit = {field.name: field.default for field in fields}
     tacit |= {**presets.get(args.env, {}), "env": args.env}
-    words = [program, *rest, "--env", args.env]
+    words = ["--env", args.env]
     for field in fields:
         value = getattr(args, field.name)
         if value != tacit[field.name]:
             optional = typing.get_type_hints(type(args))[field.name] == bool | None
             words += _words(field.name, str(value) if optional else value)
-    return shlex.join(words)
+    return words
 
 
 def _words(name: str, value: Any) -> list[str]:

@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
+import clusterenv
 from clusterenv.errors import ConfigError, Diverged
+from clusterenv.policies import Policy
 from clusterenv.store import ReplayStore
 from pipelines.experiment import files
 from pipelines.experiment.checks import flag
@@ -22,6 +24,8 @@ from pipelines.experiment.directories import JOURNAL, RUN, check_kind, content, 
 
 __all__ = ["RunDirectory", "arguments", "check_arguments", "find_directory", "has_checkpoint"]
 
+POLICY = "policy.pt"
+"""File in a run directory: the policy of the last checkpoint."""
 OF_NO_RUN = (
     "out",
     "fresh",
@@ -146,6 +150,13 @@ class RunDirectory:
         for other in self.path.glob("learner-*"):
             if other != path:
                 other.unlink()
+
+    def keep_policy(self, policy: Policy, steps: int) -> None:
+        """Write what acts to a file of its own, for :func:`clusterenv.load_policy`."""
+        notes = {**self._note, "steps": steps}
+        files.replace(
+            self.path / POLICY, lambda file: clusterenv.save_policy(policy, file, notes=notes)
+        )
 
     def close(self) -> None:
         """Unlock the directory."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import shlex
 import sys
 import time
 from collections import defaultdict
@@ -188,7 +189,8 @@ class _Experiment:
                     display.say(f"going on with {out} from {self.metrics.steps:,} steps")
                 elif args.init_from is not None:
                     display.say(f"starting from the weights of {args.init_from}")
-                command = options.command(self.program, args, self.learner.presets)
+                words = options.words_of(args, self.learner.presets)
+                command = shlex.join([*self.program.split(), *words])
                 config = config_file.record(type(self.learner), command, arguments(args))
                 self.directory.begin(config)
                 self.log.open(
@@ -314,6 +316,7 @@ class _Experiment:
         }
         notes = {"steps": self.metrics.steps, "finished": self.over}
         self.directory.commit(state, self.feed.store, **notes)
+        self.directory.keep_policy(self.learner.policy, self.metrics.steps)
 
     def sum_up(self) -> Result:
         """Draw the curve; print where everything is, and the command that goes on."""

@@ -25,14 +25,15 @@ from clusterenv.cluster.security import choose_security, in_files
 from clusterenv.data.pickling import dumps
 from clusterenv.errors import ConfigError
 from clusterenv.head.fleet.launch import make_recipe
+from clusterenv.policies import Policy
 from clusterenv.transport.connection import BlockingConnection
 from clusterenv.transport.endpoint import connect
 from clusterenv.transport.messages import MessageKind, ResetRequest
 from clusterenv.worker.actor import Shard
 from clusterenv.worker.specs import ShardSpec
-from pipelines.experiment.run_directory import RunDirectory
+from pipelines.experiment.run_directory import RunDirectory, arguments
 from pipelines.ppo import PPO
-from pipelines.tools.saved_policies import load_policy
+from pipelines.tools.saved_policies import load_policy, load_run
 
 
 def certificate_of(security: Security) -> ssl.SSLContext:
@@ -232,6 +233,7 @@ class Bomb:
 def test_a_checkpoint_cannot_run_code(tmp_path: Path) -> None:
     went_off = tmp_path / "went-off"
     run = RunDirectory(PPO.preset("CartPole-v1", out=tmp_path), "ppo", ())
+    run.begin({"learner": "ppo", "options": {}})
     run.commit({}, None)
     assert run.checkpoint is not None
     torch.save({"agent": Bomb(went_off)}, run.checkpoint)
@@ -246,7 +248,33 @@ def test_a_checkpoint_cannot_run_code(tmp_path: Path) -> None:
     assert went_off.exists()  # the bomb is one
 
 
-READERS = r"pickle\.loads?\(|np\.load\(|^\s*(import|from) (marshal|shelve)\b"
+class Explosive(Policy):
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.bomb = Bomb(path)
+
+
+def test_a_saved_policy_runs_code_only_by_load_policy(tmp_path: Path) -> None:
+    went_off, run = tmp_path / "went-off", tmp_path / "run"
+    env = gym.make("CartPole-v1")
+    args = PPO.preset("CartPole-v1", out=run)
+    learner = PPO(args, env.observation_space, env.action_space)
+    notes = {"kind": "ppo", "args": arguments(args), "steps": 7}
+    run.mkdir()
+    for name in ("policy.pt", "best.pt"):
+        weights = learner.policy.state_dict()
+        clusterenv.save_policy(Explosive(went_off), run / name, weights=weights, notes=notes)
+    saved = load_run(run)
+    assert saved.path == run / "best.pt"
+    torch.load(run / "policy.pt", weights_only=True)
+    assert not went_off.exists()
+    clusterenv.load_policy(run)
+    assert went_off.exists()
+
+
+READERS = r"pickle\.loads?\(|Unpickler\(|np\.load\(|^\s*(import|from) (marshal|shelve)\b"
 
 
 def test_pickles_are_read_from_connections_only() -> None:
@@ -254,7 +282,8 @@ def test_pickles_are_read_from_connections_only() -> None:
     for folder in ("clusterenv", "pipelines"):
         for path in (root / folder).rglob("*.py"):
             text = path.read_text()
-            if path.name != "pickling.py":
+            if path.name not in ("pickling.py", "saved.py"):  # saved.py is load_policy
                 assert not re.search(READERS, text, re.MULTILINE), path
+            assert "clusterenv.load_policy(" not in re.sub(r"\"\"\".*?\"\"\"", "", text, flags=re.S)
             for call in re.findall(r"torch\.load\(.*", text):
                 assert "weights_only=True" in call, path

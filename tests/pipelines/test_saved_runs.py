@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import re
 import subprocess
@@ -18,11 +19,13 @@ from distributed import Client
 from small_runs import ROOT, small
 from torch import nn
 
+import clusterenv
 from clusterenv.errors import ConfigError
 from clusterenv.policies import Categorical, Context, Decision, Gaussian, Policy, Random
 from pipelines import cli
 from pipelines.dqn import DQN
 from pipelines.experiment import run
+from pipelines.impala import IMPALA
 from pipelines.networks.actor_critic import ActorCritic
 from pipelines.ppo import PPO
 from pipelines.tools import evaluate
@@ -65,6 +68,65 @@ def test_the_last_version_is_there_too(runs: Path) -> None:
     assert isinstance(last.policy, ActorCritic)
     with pytest.raises(ConfigError, match=r"has no best\.pt.*--version last"):
         load_run(runs / "dqn", "best")
+
+
+@pytest.mark.parametrize(("name", "best"), [("ppo", False), ("ppo", True), ("dqn", False)])
+def test_a_policy_is_loaded_without_its_learner(runs: Path, name: str, best: bool) -> None:
+    policy = clusterenv.load_policy(runs / name, best=best)
+    wanted = load_run(runs / name, "best" if best else "last")
+    obs = torch.randn(32, 4)
+    assert torch.equal(best_actions(policy, obs), best_actions(wanted.policy, obs))
+    saved = torch.load(runs / name / ("best.pt" if best else "policy.pt"), weights_only=True)
+    assert (saved["kind"], saved["steps"]) == (name, wanted.steps)
+    assert not policy.training
+
+
+def test_the_page_about_trained_policies_runs_as_it_stands(
+    runs: Path, tmp_path: Path, client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs" / "after-training.md").read_text()
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "ppo-CartPole-v1-seed1").symlink_to(runs / "ppo")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 3
+    for number, block in enumerate(blocks):
+        script = tmp_path / f"block_{number}.py"
+        script.write_text(block)
+        words = [sys.executable, str(script)]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stderr
+    commands = re.findall(r"^(?:\$ )?clusterenv (\w+) (.*)$", page, re.MULTILINE)
+    names = [name for name, _ in commands]
+    assert {"train", "evaluate", "export"} <= set(names)
+    # Each option is one of the command.
+    for name, words in commands:
+        command = f"train {words.split()[0]}" if name == "train" else name
+        kind = cli.commands()[command].options
+        assert kind is not None
+        known = {field.name.replace("_", "-") for field in dataclasses.fields(kind())}
+        assert set(re.findall(r"--([\w-]+)", words)) <= known, words
+
+
+def test_a_recurrent_policy_is_loaded_for_a_loop_of_ones_own(
+    tmp_path: Path, client: Client
+) -> None:
+    """As the page says: its state and the last reward are passed on by hand."""
+    sizes: dict[str, Any] = {"num_envs": 4, "shards": 2, "horizon": 16, "quiet": True}
+    address = str(client.scheduler.address)
+    args = IMPALA.preset("CartPole-v1", recurrent=8, total_steps=128, cluster=address, **sizes)
+    run(IMPALA, dataclasses.replace(args, out=tmp_path))
+    policy = clusterenv.load_policy(tmp_path)
+    env, state, over, steps = gym.make("CartPole-v1"), policy.initial_state(1), False, 0
+    obs, _ = env.reset(seed=0)
+    while not over:
+        context = Context(torch.arange(1), state=state, deterministic=True)
+        with torch.inference_mode():
+            decision = policy.act(torch.as_tensor(obs).unsqueeze(0), context)
+        obs, reward, terminated, truncated, _ = env.step(decision.action[0].numpy())
+        state = {**decision.state, "last_reward": torch.tensor([float(reward)])}
+        over, steps = terminated or truncated, steps + 1
+    assert steps > 5
+    assert state["hidden"].abs().sum() > 0
 
 
 @pytest.mark.parametrize("command", ["evaluate", "export"])
@@ -131,7 +193,7 @@ def test_an_exported_policy_needs_torch_alone(runs: Path, tmp_path: Path) -> Non
         assert cli.main(["export", str(runs / name), str(tmp_path / f"{name}.pt2")]) == 0
     obs = torch.randn(33, 4)
     torch.save(obs, tmp_path / "obs.pt")
-    page = (ROOT / "docs" / "evaluation.md").read_text()
+    page = (ROOT / "docs" / "after-training.md").read_text()
     (documented,) = re.findall(r"```py\n(import torch\n.*?)```", page, re.DOTALL)
     (tmp_path / "documented.py").write_text(documented)
     (tmp_path / "policy.pt2").symlink_to(tmp_path / "ppo.pt2")
