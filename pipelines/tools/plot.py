@@ -1,18 +1,24 @@
-"""Plot several runs in one figure: return, pulls, lag and throughput."""
+"""Plot several runs in one figure: return, pulls, lag and throughput.
+
+``clusterenv plot runs/* --group --out all.png`` shows seeds of one setting as mean and range.
+"""
 
 from __future__ import annotations
 
-import csv
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
 from clusterenv.errors import ConfigError
 from pipelines.experiment import options
 from pipelines.experiment.checks import Options
+from pipelines.tools.curves import Run, band, grouped, read_run, short_names
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["Args", "draw"]
 
@@ -30,10 +36,20 @@ class Args(Options):
 
     runs: tyro.conf.Positional[tuple[Path, ...]]  # directories of runs, or progress.csv files
     out: Path = Path("plot.png")  # the picture: .png, .svg or .pdf
+    group: bool = False  # draw the seeds of each setting as their mean and range
 
 
-def draw(runs: Sequence[Path], out: Path) -> Path:
-    """Draw four panels with a line per run; return the picture's path.
+def draw(runs: Sequence[Path], out: Path, group: bool = False) -> Path:
+    """Draw four panels for each environment; return the picture's path.
+
+    Parameters
+    ----------
+    runs
+        Directories of runs, or ``progress.csv`` files.
+    out
+        The picture.
+    group
+        Draw a line with a band for each setting, instead of a line for each run.
 
     Raises
     ------
@@ -45,58 +61,62 @@ def draw(runs: Sequence[Path], out: Path) -> Path:
     if out.suffix not in (".png", ".svg", ".pdf"):
         raise ConfigError(f"--out {out}: the picture must end in .png, .svg or .pdf")
     # Here, as --help needs none of it.
-    import matplotlib as mpl
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    curves = dict(zip(_names(runs), map(_read, runs), strict=True))
-    figure = Figure(figsize=(11, 7), dpi=120, layout="constrained")
-    for axes, (column, title) in zip(figure.subplots(2, 2).flat, PANELS.items(), strict=True):
-        for index, (name, rows) in enumerate(curves.items()):
-            colour = mpl.colormaps["viridis"](index / max(1, len(curves) - 1) * 0.85)
-            if points := _points(rows, "steps", column):
-                axes.plot(*zip(*points, strict=True), color=colour, label=name)
-            if column == "mean_return" and (points := _points(rows, "eval_steps", "eval_return")):
-                label = f"{name}, evaluated"
-                axes.plot(*zip(*points, strict=True), ".--", color=colour, label=label)
-        axes.set(xlabel="environment steps", title=title)
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.axes[0].legend(frameon=False, fontsize="small")
+    names = short_names(runs)
+    read = [read_run(path, name, group) for path, name in zip(runs, names, strict=True)]
+    lines = grouped(read) if group else {(run.env, run.name): [run] for run in read}
+    envs = list(dict.fromkeys(env for env, _ in lines))
+    colours = _colours(list(dict.fromkeys(name for _, name in lines)))
+    if len(envs) == 1:
+        figure = Figure(figsize=(11, 7), dpi=120, layout="constrained")
+        columns = [figure.subplots(2, 2).flatten()]
+    else:
+        figure = Figure(figsize=(5.5 * len(envs), 12), dpi=120, layout="constrained")
+        columns = list(figure.subplots(len(PANELS), len(envs)).T)
+    for env, column in zip(envs, columns, strict=True):
+        mine = {name: several for (of, name), several in lines.items() if of == env}
+        for axes, (metric, title) in zip(column, PANELS.items(), strict=True):
+            for name, several in mine.items():
+                _line(axes, several, "steps", metric, colours[name], label=name)
+            if metric == "mean_return":
+                for name, several in mine.items():
+                    evaluated, label = ("eval_steps", "eval_return"), f"{name}, evaluated"
+                    _line(axes, several, *evaluated, colours[name], label=label, style=".--")
+            axes.set(xlabel="environment steps", title=f"{env}: {title}" if env else title)
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+            axes.spines[["top", "right"]].set_visible(False)
+        column[0].legend(frameon=False, fontsize="small")
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out)
     return out
 
 
-def _points(rows: Sequence[dict[str, str]], x: str, y: str) -> list[tuple[float, float]]:
-    """Return two columns, where both are finite; each point once."""
-    found = ((float(row[x]), float(row[y])) for row in rows if row.get(x) and row.get(y))
-    return sorted({point for point in found if all(map(math.isfinite, point))})
+def _line(
+    axes: Axes, runs: Sequence[Run], x: str, y: str, colour: Any, label: str, style: str = "-"
+) -> None:
+    """Draw the mean of runs, and their range if there are several."""
+    curves = band([run.points(x, y) for run in runs])
+    if not len(curves.x):
+        return
+    axes.plot(curves.x, curves.mean, style, color=colour, label=label)
+    if len(runs) > 1:
+        axes.fill_between(curves.x, curves.low, curves.high, color=colour, alpha=0.2, linewidth=0)
 
 
-def _names(runs: Sequence[Path]) -> list[str]:
-    """Name each run by the end of its path, as much of it as tells them apart."""
-    paths = [run.parent if run.name == "progress.csv" else run for run in runs]
-    parts = [path.with_suffix("").parts if path.suffix == ".csv" else path.parts for path in paths]
-    for length in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(part[-length:]) for part in parts]
-        if len(set(names)) == len(names):
-            break
-    return names
+def _colours(names: Sequence[str]) -> dict[str, Any]:
+    import matplotlib as mpl
 
-
-def _read(run: Path) -> list[dict[str, str]]:
-    path = run / "progress.csv" if run.is_dir() else run
-    if not path.is_file():
-        raise ConfigError(f"{run} is no run: it has no progress.csv; clusterenv plot runs/mine")
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        if "steps" not in (reader.fieldnames or ()):
-            raise ConfigError(f"{path} has no column 'steps'; clusterenv plot runs/mine")
-        return [row for row in reader if None not in row.values()]
+    few = len(names) <= mpl.colormaps["tab10"].N
+    spread = mpl.colormaps["viridis"]
+    return {
+        name: mpl.colormaps["tab10"](index) if few else spread(index / len(names))
+        for index, name in enumerate(names)
+    }
 
 
 def main(words: Sequence[str]) -> None:
     """Read the command line and draw."""
     args = options.read(Args, words, description=__doc__, prog="clusterenv plot")
-    print(draw(args.runs, args.out))
+    print(draw(args.runs, args.out, args.group))

@@ -15,8 +15,8 @@ from clusterenv.store import Journal
 from pipelines import cli
 from pipelines.dqn import DQN, PRESETS, Args
 from pipelines.experiment import options
-from pipelines.tools import plot
 from pipelines.tools.collect import Args as CollectArgs
+from pipelines.tools.curves import short_names
 
 
 def test_help_lists_every_command_and_its_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,7 +164,7 @@ def test_bad_words_are_refused_at_once(
     ],
 )
 def test_every_run_of_a_plot_has_a_name_of_its_own(runs: list[str], names: list[str]) -> None:
-    found = plot._names([Path(run) for run in runs])
+    found = short_names([Path(run) for run in runs])
     assert found == (names or [Path(run).name.removesuffix(".csv") for run in runs])
 
 
