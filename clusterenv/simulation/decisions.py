@@ -13,7 +13,7 @@ from torch import Tensor
 
 from clusterenv.data.fragment import Fragment
 from clusterenv.data.spaces import Column, Layout
-from clusterenv.policies.policy import Policy
+from clusterenv.policies.policy import Decision, Policy
 
 __all__ = [
     "LAST_REWARD",
@@ -23,6 +23,7 @@ __all__ = [
     "Location",
     "PolicyFault",
     "annotate",
+    "check_decision",
     "check_log_prob",
     "check_state",
     "initial_state",
@@ -241,6 +242,16 @@ class ExtrasCheck:
                 f"now, on {location}, {_shown_kind(kinds.get(name))}; it must be the same at "
                 "every step"
             )
+
+
+def check_decision(decision: Any, policy: Policy, location: object) -> None:
+    """Raise unless a policy returned a ``Decision``."""
+    if not isinstance(decision, Decision):
+        raise PolicyFault(
+            f"{type(policy).__name__}.act() returned a {type(decision).__name__} on "
+            f"{location}: it must return clusterenv.policies.Decision(action, {{'log_prob': "
+            "…})"
+        )
 
 
 def check_log_prob(values: Column, env_at: Callable[[int], str]) -> None:

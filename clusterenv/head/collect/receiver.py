@@ -29,6 +29,7 @@ from clusterenv.errors import (
     PolicyError,
     WorkerLost,
 )
+from clusterenv.head.collect.inference import GROUPS, Inference
 from clusterenv.head.collect.weight_service import WeightService
 from clusterenv.head.fleet.env_errors import env_error
 from clusterenv.head.fleet.fleet import Fleet
@@ -42,7 +43,7 @@ from clusterenv.head.monitor.telemetry import Telemetry
 from clusterenv.sync.announcement import Announcement
 from clusterenv.sync.publisher import Prepared, Publisher
 from clusterenv.transport.framing import Header, Message
-from clusterenv.transport.messages import Credit, FragmentMeta, MessageKind
+from clusterenv.transport.messages import Credit, FragmentMeta, MessageKind, ObservationsMeta
 from clusterenv.transport.multiplexer import Multiplexer
 
 __all__ = ["CollectorOptions", "Receiver"]
@@ -96,6 +97,7 @@ class Receiver:
         publisher: Publisher,
         tally: Tally,
         telemetry: Telemetry,
+        inference: Inference | None,
     ) -> None:
         self._fleet, self._roster = fleet, fleet.roster
         self._publisher, self._tally, self._telemetry = publisher, tally, telemetry
@@ -112,6 +114,7 @@ class Receiver:
         self._looked = time.monotonic()
         self._deadlines = config.seconds("timeout.silence"), config.seconds("timeout.step")
         self._send = self._multiplexer.send
+        self._inference = inference
         self._weights = WeightService(fleet.roster, publisher, tally, self._send, spec.relays)
         for record in fleet.roster:
             record.version = spec.version
@@ -215,7 +218,7 @@ class Receiver:
 
     def _attend(self) -> None:
         """Handle the messages that have arrived, shards that were restarted, and silent ones."""
-        for handle, message in self._multiplexer.listen(_WATCH_SECONDS):
+        for handle, message in self._multiplexer.listen(self._infer()):
             try:
                 if isinstance(message, ConnectionClosed):
                     raise self._fleet.lost(handle) from message
@@ -234,6 +237,21 @@ class Receiver:
             self._looked = now
             self._watch(now, held_up)
 
+    def _infer(self) -> float:
+        """Answer the requests for actions that are due; return the seconds to listen for more."""
+        if self._inference is None:
+            return _WATCH_SECONDS
+        groups = sum(min(GROUPS, r.share.count) for r in self._roster.active if r.credits)
+        while (left := self._inference.left(groups)) == 0:
+            with self._roster.lock:
+                weights, scalars = self._publisher.newest, self._publisher.announced.scalars
+                if weights.version != self._inference.version:
+                    for record in self._roster.active:
+                        record.version = weights.version
+            self._inference.use(weights, scalars)
+            self._inference.evaluate(self._send)
+        return _WATCH_SECONDS if left is None else min(left, _WATCH_SECONDS)
+
     def _watch(self, now: float, held_up: bool) -> None:
         """Drop shards that do not answer, and ping the others."""
         if self._telemetry.due(now):
@@ -248,7 +266,12 @@ class Receiver:
                 self._send(handle, MessageKind.PING, dumps(None))
 
     def _place(self, handle: ShardHandle, header: Header, blob: Any) -> Sequence[Array]:
-        """Return memory for a fragment, if these spaces allow one of that size."""
+        """Return memory for a message's body, if these spaces allow one of that size."""
+        if header.kind == MessageKind.OBSERVATIONS and self._inference is not None:
+            try:
+                return self._inference.place(handle, ObservationsMeta.unpack(blob or b""))
+            except _MALFORMED as error:
+                raise WorkerLost(f"{handle} sent observations that are not its own: {error}.") from error
         if header.kind != MessageKind.FRAGMENT:
             return ()
         nbytes = header.body
@@ -265,7 +288,9 @@ class Receiver:
 
     def _dispatch(self, handle: ShardHandle, message: Message) -> None:
         kind, blob, body = message
-        if kind == MessageKind.FRAGMENT:
+        if kind == MessageKind.OBSERVATIONS and self._inference is not None:
+            self._inference.add(handle, ObservationsMeta.unpack(blob), body)
+        elif kind == MessageKind.FRAGMENT:
             handle.heartbeat.progress(time.monotonic())
             self._receive(handle, body[0], blob)
         elif kind == MessageKind.SCHEMA:
@@ -301,6 +326,8 @@ class Receiver:
             batch = self._decoders[handle].decode(body, meta.version, meta.cuts)
         except _MALFORMED as error:
             raise WorkerLost(f"{handle} sent a fragment that cannot be read: {error}.") from error
+        if self._inference is not None:
+            batch = self._inference.annotate(batch)
         for cut in meta.cuts:
             logger.warning("environment %d of %s was rebuilt: %s", cut.env, handle, cut.reason)
         with self._roster.lock:
@@ -356,6 +383,8 @@ class Receiver:
         self._multiplexer.remove(handle)
         handle.disconnect()
         self._decoders.pop(handle, None)
+        if self._inference is not None:
+            self._inference.forget(handle)
         with self._roster.lock:
             state = change(handle.index)
             self._weights.forget(handle)
@@ -384,7 +413,7 @@ class Receiver:
             record = self._roster.admit(handle.index, version)
             self._tally.moves += record.because is Reason.MOVE
             self._tally.restarts += record.because is Reason.LOSS
-            if self._publisher.announcements:
+            if self._publisher.announcements and self._inference is None:
                 self._weights.answer(record)
             handle.heartbeat.progress(time.monotonic())  # opening may take long
             self._multiplexer.add(handle)
