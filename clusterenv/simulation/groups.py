@@ -1,6 +1,7 @@
 """Groups of a shard's environments that are stepped in turn, each in a thread of its own.
 
-While the head chooses the actions of one group, the others step.
+While the head chooses the actions of one group, another steps. Two never step at the same time, as
+environments may share what belongs to their process, such as NumPy's global random numbers.
 """
 
 from __future__ import annotations
@@ -10,13 +11,17 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from torch import Tensor
+
 from clusterenv.data.fragment import Fragment, side_by_side
+from clusterenv.policies.policy import Context
 from clusterenv.simulation.engines import build
 from clusterenv.simulation.engines.base import Engine, EnvDescription, EnvRaised, Recipe
 from clusterenv.simulation.env_faults import EnvFaults
-from clusterenv.simulation.head_policy import Choose, HeadPolicy
+from clusterenv.simulation.head_policy import Choice, Choose, HeadPolicy
 from clusterenv.simulation.loop import EnvLoop
 from clusterenv.simulation.policy_runner import Acting
 
@@ -26,17 +31,17 @@ T = TypeVar("T")
 
 
 class Span(NamedTuple):
-    """Consecutive environments: ``count`` of them, from global index ``first``."""
+    """Consecutive environments: so many, from global index ``first``."""
 
     first: int
-    count: int
+    num_envs: int
 
 
 def spans_of(first: int, count: int, groups: int) -> list[Span]:
     """Split environments into groups as evenly as possible; none is empty.
 
     >>> spans_of(10, 5, 2), spans_of(3, 1, 2)
-    ([Span(first=10, count=3), Span(first=13, count=2)], [Span(first=3, count=1)])
+    ([Span(first=10, num_envs=3), Span(first=13, num_envs=2)], [Span(first=3, num_envs=1)])
     """
     groups = min(groups, count)
     small, more = divmod(count, groups)
@@ -45,9 +50,13 @@ def spans_of(first: int, count: int, groups: int) -> list[Span]:
 
 
 class _Thread:
-    """Calls what it is given, one after the other, in a thread that ends with the process."""
+    """Calls what it is given, one after the other, in a thread that ends with the process.
 
-    def __init__(self, name: str) -> None:
+    It holds the lock ``turn`` meanwhile.
+    """
+
+    def __init__(self, name: str, turn: threading.Lock) -> None:
+        self._turn = turn
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
         self._calls = queue.SimpleQueue()
         threading.Thread(target=self._run, name=name, daemon=True).start()
@@ -64,7 +73,9 @@ class _Thread:
         while (given := self._calls.get()) is not None:
             call, result = given
             try:
-                result.set_result(call())
+                with self._turn:
+                    found = call()
+                result.set_result(found)
             except BaseException as error:
                 result.set_exception(error)
 
@@ -75,11 +86,13 @@ class EnvGroups:
     def __init__(self, recipe: Recipe, first: int, count: int, groups: int) -> None:
         self.num_envs = count
         self.spans = spans_of(first, count, groups)
-        self.threads = [_Thread(f"clusterenv-group-{span.first}") for span in self.spans]
+        self.turn = threading.Lock()
+        """Held by the thread that steps."""
+        self.threads = [_Thread(f"clusterenv-group-{span.first}", self.turn) for span in self.spans]
         self.engines: list[Engine] = []
         try:
             for thread, span in zip(self.threads, self.spans, strict=True):
-                self.engines.append(thread.submit(lambda s=span: build(recipe, *s)).result())
+                self.engines.append(thread.submit(partial(build, recipe, *span)).result())
         except BaseException:
             self.close()
             raise
@@ -122,16 +135,29 @@ class GroupedLoop:
         def make(index: int) -> EnvLoop:
             first, count = groups.spans[index]
             own = seeds[first - begins : first - begins + count]
-            bound = policy.bind(choosers[index])
+            bound = policy.bind(self._in_turn(choosers[index]))
             return EnvLoop(groups.engines[index], bound, first, horizon, own, faults, text=text)
 
-        made = [thread.submit(lambda i=i: make(i)) for i, thread in enumerate(groups.threads)]
+        made = [thread.submit(partial(make, i)) for i, thread in enumerate(groups.threads)]
         self._loops = [loop.result() for loop in made]
+
+    def _in_turn(self, choose: Choose) -> Choose:
+        """Let another group step while one waits for the head."""
+        turn = self._groups.turn
+
+        def waiting(obs: list[Tensor], context: Context) -> Choice:
+            turn.release()
+            try:
+                return choose(obs, context)
+            finally:
+                turn.acquire()
+
+        return waiting
 
     @property
     def steps(self) -> int:
         """Steps of each environment so far, on average."""
-        counts = (span.count for span in self._groups.spans)
+        counts = (span.num_envs for span in self._groups.spans)
         steps = (loop.steps * count for loop, count in zip(self._loops, counts, strict=True))
         return sum(steps) // self._groups.num_envs
 
@@ -159,7 +185,7 @@ class GroupedLoop:
                 raise
 
         threads = enumerate(self._groups.threads)
-        made = [thread.submit(lambda i=index: make(i)) for index, thread in threads]
+        made = [thread.submit(partial(make, index)) for index, thread in threads]
         done, _ = wait(made, return_when=FIRST_EXCEPTION)
         for each in done:
             each.result()  # raises if it has failed; then others may still wait for the head

@@ -87,7 +87,9 @@ class HeadPolicyRunner(PolicyRunner):
         return choice.decision
 
 
-def runner_of(policy: Policy, description: EnvDescription, envs: Any, **options: Any) -> PolicyRunner:
+def runner_of(
+    policy: Policy, description: EnvDescription, envs: Any, **options: Any
+) -> PolicyRunner:
     """Return what runs a policy on these environments."""
     if isinstance(policy, HeadPolicy):
         return HeadPolicyRunner(policy, description, envs)

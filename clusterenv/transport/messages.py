@@ -85,7 +85,7 @@ class MessageKind(enum.IntEnum):
     ``DRAINED``. Blob ``None``; no body."""
     ACTIONS = 26
     """Head to shard, the answer to ``OBSERVATIONS``. The blob is an :class:`ActionsMeta`; the body
-    is the actions, the policy's extras and the recurrent state after the step, as its fields say."""
+    is the actions, the policy's extras and the recurrent state after the step, by its fields."""
     FRAGMENT = 31
     """Shard to head, one for each credit. The blob is :meth:`FragmentMeta.pack`; the body is one
     Arrow record-batch message (see :mod:`clusterenv.data.record_batch`)."""
@@ -218,8 +218,8 @@ class ObservationsMeta(NamedTuple):
     """Of the shard."""
     first: int
     """Global index of the group's first environment."""
-    count: int
-    """Environments of the group."""
+    num_envs: int
+    """Of the group."""
     choices: int
     """Entries of an action mask; 0 without masks."""
 

@@ -68,7 +68,7 @@ class ActionRequests:
         """Receive the body of the head's answer, and hand it to the group that waits for it."""
         if meta.fields is not None:
             self._fields = [ActionField(*field) for field in meta.fields]
-        count = self._spans[meta.group].count
+        count = self._spans[meta.group].num_envs
         arrays = [np.empty((count, *field.shape), field.dtype) for field in self._fields]
         connection.recv_body(header, arrays)
         parts: dict[str, dict[str, Tensor]] = {"action": {}, "extras": {}, "state": {}}

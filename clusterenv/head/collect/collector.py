@@ -20,8 +20,9 @@ from clusterenv.data.checks import check_flag, is_number
 from clusterenv.data.pickling import dumps_by_value
 from clusterenv.data.spaces import Layout
 from clusterenv.errors import ClosedError, ConfigError, shown
-from clusterenv.head.collect.inference import GROUPS, Inference, InferenceOptions, stand_in
-from clusterenv.head.collect.receiver import CollectorOptions, Receiver
+from clusterenv.head.collect.inference import GROUPS, Inference, stand_in
+from clusterenv.head.collect.options import CollectorOptions, InferenceOptions
+from clusterenv.head.collect.receiver import Receiver
 from clusterenv.head.fleet.launch import (
     StreamSpec,
     check_counts,
@@ -210,7 +211,9 @@ class Collector(Lifecycle):
         self._publisher = Publisher(policy, spec.rule, layout, in_use, spec.version)
         self._tally = Tally(spec.version)
         self._telemetry = Telemetry(self._fleet.client, self._announcer)
-        inference = at_head and Inference(policy, spec.version, self.observation_space, at_head)
+        inference = None
+        if at_head is not None:
+            inference = Inference(policy, spec.version, self.observation_space, at_head)
         self._receiver = Receiver(
             self._fleet, spec, options, self._publisher, self._tally, self._telemetry, inference
         )

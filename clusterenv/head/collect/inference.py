@@ -6,7 +6,6 @@ import contextlib
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -15,80 +14,26 @@ import torch
 from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
-from clusterenv import config
 from clusterenv.data.batch import Batch
-from clusterenv.data.checks import check_choice
 from clusterenv.data.fragment import Fragment
 from clusterenv.data.pickling import dumps, loads
 from clusterenv.data.spaces import Array, Column, Layout
-from clusterenv.errors import ConfigError, PolicyError, shown
+from clusterenv.errors import ConfigError, PolicyError
 from clusterenv.head.collect.batcher import Batcher
+from clusterenv.head.collect.options import InferenceOptions
 from clusterenv.head.fleet.handle import ShardHandle
 from clusterenv.policies.policy import Context, Decision, Policy
 from clusterenv.simulation.decisions import PolicyFault, annotate, check_decision, initial_state
 from clusterenv.simulation.head_policy import HeadPolicy
-from clusterenv.sync.rules import SyncRule
 from clusterenv.sync.weights import Weights, load, manifest_of
 from clusterenv.transport.messages import ActionField, ActionsMeta, MessageKind, ObservationsMeta
 
-__all__ = ["GROUPS", "Inference", "InferenceOptions", "stand_in"]
+__all__ = ["GROUPS", "Inference", "stand_in"]
 
 GROUPS = 2
 """Groups of each shard: one steps while the head evaluates the other."""
 
 Send = Callable[..., bool]
-
-
-@dataclass(frozen=True)
-class InferenceOptions:
-    """How a policy is evaluated at the head; raises ``ConfigError`` if it cannot be."""
-
-    device: torch.device
-    rows: int
-    """Of a batch, at most."""
-    wait: float
-    """Seconds that a request waits for others, at most."""
-
-    @classmethod
-    def of(
-        cls, inference: str, device: Any, sync: SyncRule | None, overlap: bool
-    ) -> InferenceOptions | None:
-        """Return the options of ``Collector(inference=…)``; ``None`` for inference by workers."""
-        right = "inference='head' evaluates the policy at the head, inference='worker' on workers"
-        check_choice("inference", inference, ("worker", "head"), right)
-        if inference == "worker":
-            if device is not None:
-                raise ConfigError(
-                    f"device={shown(device)} is where the head evaluates the policy; workers use "
-                    f"their CPU: Collector(…, inference='head', device={shown(device)})"
-                )
-            return None
-        if sync is not None:
-            raise ConfigError(
-                f"sync={shown(sync)} decides when workers pull weights; with inference='head' they "
-                "have none, and the newest version acts in every step: leave sync out"
-            )
-        if overlap:
-            raise ConfigError(
-                "overlap=True promises rollouts exactly one version old; with inference='head' the "
-                "newest version acts in every step. Use one of the two: "
-                "Collector(…, inference='head') and iterate, or Collector(…, overlap=True)"
-            )
-        return cls(
-            _device(device), config.count("inference.rows"), config.positive("inference.wait")
-        )
-
-
-def _device(given: Any) -> torch.device:
-    try:
-        device = torch.device("cpu" if given is None else given)
-        torch.zeros(1, device=device)
-    except Exception as error:
-        raise ConfigError(
-            f"device={shown(given)} is not there: {str(error).splitlines()[0]}. "
-            "Collector(…, inference='head', device='cpu')"
-        ) from error
-    return device
 
 
 class _Request(NamedTuple):
@@ -127,8 +72,6 @@ class Inference:
         self._annotates = type(policy).annotate is not Policy.annotate
         self._fields: dict[ShardHandle, tuple[ActionField, ...]] = {}
         self._scalars: Mapping[str, float] = {}
-        self.batches = self.rows = 0
-        self.seconds = 0.0
         self.version = version
         """Of the policy that acts."""
         self._try(space)
@@ -150,9 +93,9 @@ class Inference:
 
     def place(self, handle: ShardHandle, meta: ObservationsMeta) -> list[Array]:
         """Return memory for the body of ``OBSERVATIONS``."""
-        share, n = handle.share, meta.count
+        share, n = handle.share, meta.num_envs
         fits = share.first <= meta.first and meta.first + n <= share.first + share.count
-        if not (fits and 0 < n and meta.group < GROUPS and meta.choices < 2**20):
+        if not (fits and n > 0 and meta.group < GROUPS and meta.choices < 2**20):
             raise ValueError(f"{meta} does not fit environments of {share}")
         arrays = [np.empty((n, *leaf.shape), leaf.dtype) for leaf in self._leaves]
         if meta.choices:
@@ -162,7 +105,7 @@ class Inference:
 
     def add(self, handle: ShardHandle, meta: ObservationsMeta, arrays: Sequence[Array]) -> None:
         """Let a request wait for others."""
-        self._batcher.add(_Request(handle, meta, arrays), meta.count, time.monotonic())
+        self._batcher.add(_Request(handle, meta, arrays), meta.num_envs, time.monotonic())
 
     def forget(self, handle: ShardHandle) -> None:
         """Drop the requests of a shard that has left."""
@@ -182,11 +125,13 @@ class Inference:
             self.version = weights.version
 
     @torch.inference_mode()
-    def evaluate(self, send: Send) -> None:
-        """Choose the actions of a batch of requests, and send each shard its own."""
-        began = time.perf_counter()
+    def evaluate(self, send: Send) -> int:
+        """Choose the actions of a batch of requests, and send each shard its own.
+
+        Return the number of environments.
+        """
         requests = self._batcher.take()
-        rows = [request.meta.count for request in requests]
+        rows = [request.meta.num_envs for request in requests]
         try:
             decision = self._decide(requests)
         except PolicyFault as fault:
@@ -202,9 +147,7 @@ class Inference:
             body = [array[start : start + count] for array in arrays]
             send(handle, MessageKind.ACTIONS, blob, body)
             start += count
-        self.batches += 1
-        self.rows += start
-        self.seconds += time.perf_counter() - began
+        return start
 
     def _decide(self, requests: Sequence[_Request]) -> Decision:
         """Ask the policy for the actions of all environments of these requests."""
@@ -214,11 +157,11 @@ class Inference:
         nested = self._layout.nest_arrays(obs)
         mask = columns[len(self._leaves)] if masked else None
         state = dict(zip(self._state, columns[len(self._leaves) + masked :], strict=True))
-        envs = [np.arange(meta.first, meta.first + meta.count) for _, meta, _ in requests]
+        envs = [np.arange(meta.first, meta.first + meta.num_envs) for _, meta, _ in requests]
         context = Context(self._tensor(envs), self._scalars, state, mask)
         where = f"{sum(map(len, envs))} environments, at the head"
         try:
-            decision = self._acts.act(nested, context)
+            decision: Decision = self._acts.act(nested, context)
         except (Exception, SystemExit) as error:
             raise PolicyFault(
                 f"the policy raised {type(error).__name__} on {where}: {error}"
@@ -270,6 +213,7 @@ class Inference:
 def stand_in(policy: Policy) -> HeadPolicy:
     """Return what shards have in place of a policy that acts at the head."""
     try:
-        return HeadPolicy(initial_state(policy, 1))
+        # Of two, which shows whether the state has a row for each.
+        return HeadPolicy({k: rows[:1].clone() for k, rows in initial_state(policy, 2).items()})
     except PolicyFault as fault:
         raise ConfigError(str(fault)) from fault

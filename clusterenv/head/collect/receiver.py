@@ -7,7 +7,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ import numpy as np
 from clusterenv import config
 from clusterenv.data.batch import Batch
 from clusterenv.data.buffer_pool import BufferPool
-from clusterenv.data.checks import check_whole
 from clusterenv.data.fragment_decoder import ExpectedRows, FragmentDecoder, largest_fragment
 from clusterenv.data.pickling import dumps
 from clusterenv.data.record_batch import Origin
@@ -30,12 +28,12 @@ from clusterenv.errors import (
     WorkerLost,
 )
 from clusterenv.head.collect.inference import GROUPS, Inference
+from clusterenv.head.collect.options import CollectorOptions
 from clusterenv.head.collect.weight_service import WeightService
 from clusterenv.head.fleet.env_errors import env_error
 from clusterenv.head.fleet.fleet import Fleet
 from clusterenv.head.fleet.handle import ShardHandle
-from clusterenv.head.fleet.launch import StreamSpec, check_shards
-from clusterenv.head.fleet.restarts import Restarts
+from clusterenv.head.fleet.launch import StreamSpec
 from clusterenv.head.fleet.roster import Reason, ShardRecord, ShardState
 from clusterenv.head.fleet.supervisor import Supervisor
 from clusterenv.head.monitor.stats import Stats, Tally
@@ -46,40 +44,13 @@ from clusterenv.transport.framing import Header, Message
 from clusterenv.transport.messages import Credit, FragmentMeta, MessageKind, ObservationsMeta
 from clusterenv.transport.multiplexer import Multiplexer
 
-__all__ = ["CollectorOptions", "Receiver"]
+__all__ = ["Receiver"]
 
 logger = logging.getLogger("clusterenv")
 
 _WATCH_SECONDS = 0.5
-_MOST_CREDITS = 1024
 # What reading a message that was not sealed by a shard may raise: JSON may be nested too deeply.
 _MALFORMED = (ValueError, OverflowError, RecursionError)
-
-
-@dataclass(frozen=True)
-class CollectorOptions:
-    """The arguments of a ``Collector`` that only the head needs."""
-
-    shards: int | None
-    """At the start; ``None`` for one on each worker."""
-    max_shards: int | None
-    """If workers join; ``None`` for as many as at the start."""
-    credits: int
-    """Fragments that each shard may be ahead of the reader."""
-    restarts: Restarts
-
-    def __post_init__(self) -> None:
-        why = "with one a shard waits for the head; each is a fragment in the head's memory"
-        check_whole("credits", self.credits, "credits=2", least=2, most=_MOST_CREDITS, why=why)
-        if self.max_shards is None:
-            return
-        least = self.shards or 1
-        check_shards("max_shards", self.max_shards, f"max_shards={2 * least}")
-        if self.max_shards < least:
-            raise ConfigError(
-                f"max_shards must be at least shards={least}, got {self.max_shards}: "
-                f"max_shards={2 * least}"
-            )
 
 
 class Receiver:
@@ -248,8 +219,10 @@ class Receiver:
                 if weights.version != self._inference.version:
                     for record in self._roster.active:
                         record.version = weights.version
+            began = time.perf_counter()
             self._inference.use(weights, scalars)
-            self._inference.evaluate(self._send)
+            rows = self._inference.evaluate(self._send)
+            self._tally.inferred(rows, time.perf_counter() - began)
         return _WATCH_SECONDS if left is None else min(left, _WATCH_SECONDS)
 
     def _watch(self, now: float, held_up: bool) -> None:
@@ -271,7 +244,9 @@ class Receiver:
             try:
                 return self._inference.place(handle, ObservationsMeta.unpack(blob or b""))
             except _MALFORMED as error:
-                raise WorkerLost(f"{handle} sent observations that are not its own: {error}.") from error
+                raise WorkerLost(
+                    f"{handle} sent observations that are not its own: {error}."
+                ) from error
         if header.kind != MessageKind.FRAGMENT:
             return ()
         nbytes = header.body
