@@ -161,7 +161,7 @@ class EpsilonGreedy(Policy):
             return Decision(best, {"q": values.max(-1).values})
         allowed = torch.isfinite(values).to(values.dtype)
         anything = allowed.multinomial(1).squeeze(-1)
-        explore = torch.rand(len(best)) < self._epsilon(context)
+        explore = torch.rand(len(best), device=best.device) < self._epsilon(context).to(best.device)
         return Decision(torch.where(explore, anything, best), {"q": values.max(-1).values})
 
     def _epsilon(self, context: Context) -> Tensor:
@@ -169,7 +169,7 @@ class EpsilonGreedy(Policy):
         if published is not None and not 0 <= published <= 1:
             raise ValueError(f"epsilon={published} was published; it is from 0 to 1")
         if self.ladder:
-            steps = self.epsilon[context.envs % len(self.epsilon)]
+            steps = self.epsilon[context.envs.cpu() % len(self.epsilon)]
             return steps if published is None else steps * published
         return self.epsilon if published is None else torch.tensor(published)
 
