@@ -131,6 +131,11 @@ class Inference:
         Return the number of environments.
         """
         requests = self._batcher.take()
+        for choices in {request.meta.choices for request in requests}:  # one number, normally
+            self._answer([each for each in requests if each.meta.choices == choices], send)
+        return sum(request.meta.num_envs for request in requests)
+
+    def _answer(self, requests: Sequence[_Request], send: Send) -> None:
         rows = [request.meta.num_envs for request in requests]
         try:
             decision = self._decide(requests)
@@ -147,11 +152,10 @@ class Inference:
             body = [array[start : start + count] for array in arrays]
             send(handle, MessageKind.ACTIONS, blob, body)
             start += count
-        return start
 
     def _decide(self, requests: Sequence[_Request]) -> Decision:
         """Ask the policy for the actions of all environments of these requests."""
-        masked = any(request.meta.choices for request in requests)
+        masked = requests[0].meta.choices > 0
         columns = [self._tensor(parts) for parts in zip(*(r.arrays for r in requests), strict=True)]
         obs = columns[: len(self._leaves)]
         nested = self._layout.nest_arrays(obs)

@@ -189,6 +189,42 @@ def test_a_hanging_environment_of_one_group_is_noticed(fragile: Client, tmp_path
     check(batches)
 
 
+@pytest.mark.parametrize("fault", ["pickle", "others", "many", "masks"])
+def test_a_request_that_is_not_a_shards_own_restarts_it(client: Client, fault: str) -> None:
+    def sabotage() -> None:
+        import pickle
+
+        from clusterenv.transport.messages import ObservationsMeta
+
+        pack = ObservationsMeta.original = ObservationsMeta.pack  # type: ignore[attr-defined]
+
+        def wrong(self: Any) -> bytes:
+            ObservationsMeta.pack = pack  # type: ignore[method-assign]
+            changed = {
+                "pickle": lambda: pickle.dumps(tuple(self)),
+                "others": lambda: pack(self._replace(first=self.first + 5)),
+                "many": lambda: pack(self._replace(num_envs=2**31)),
+                "masks": lambda: pack(self._replace(choices=3)),
+            }
+            return changed[fault]()
+
+        ObservationsMeta.pack = wrong  # type: ignore[method-assign]
+
+    def undo() -> None:
+        from clusterenv.transport.messages import ObservationsMeta
+
+        ObservationsMeta.pack = ObservationsMeta.original  # type: ignore[attr-defined, method-assign]
+
+    client.run(sabotage)
+    try:
+        with collecting(client, Counts, policy(), horizon=16) as collector:
+            batches = collector.collect(1_000)
+            assert 1 <= collector.stats().restarts <= 3
+        check(batches)
+    finally:
+        client.run(undo)
+
+
 def test_a_head_that_rests_is_no_hanging_environment(client: Client) -> None:
     with (
         dask.config.set({"clusterenv.timeout.step": "500ms"}),
