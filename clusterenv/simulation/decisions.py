@@ -23,6 +23,7 @@ __all__ = [
     "Location",
     "PolicyFault",
     "annotate",
+    "as_array",
     "check_decision",
     "check_log_prob",
     "check_state",
@@ -78,7 +79,7 @@ class Location:
         return f"environment {self._envs[row]} at step {step}"
 
 
-def _as_array(tensor: Tensor, name: str, location: Location) -> Column:
+def as_array(tensor: Tensor, name: str, location: object) -> Column:
     """Return the policy's tensor called ``name`` as an array, or raise ``PolicyFault``."""
     try:
         array: Column = tensor.numpy()
@@ -143,7 +144,7 @@ class ActionCheck:
                 "act() must return a tensor of actions, got a "
                 f"{type(action).__name__} on {location}"
             )
-        array = _as_array(action, "action", location)
+        array = as_array(action, "action", location)
         if array.shape != self._shape:
             raise PolicyFault(
                 f"the policy's actions on {location} have shape {array.shape}, expected "
@@ -215,7 +216,7 @@ class ExtrasCheck:
                     f"the policy's {name!r} on {location} is a {type(tensor).__name__}; expected "
                     f"a tensor with a row for each of the {self._n} environments"
                 )
-            column = columns[name] = _as_array(tensor, name, location)
+            column = columns[name] = as_array(tensor, name, location)
             same = same and known.get(name) == (column.dtype, column.shape)
         if not same or self._kinds is None:
             kinds = {name: (column.dtype, column.shape) for name, column in columns.items()}

@@ -23,7 +23,13 @@ from clusterenv.head.collect.batcher import Batcher
 from clusterenv.head.collect.options import InferenceOptions
 from clusterenv.head.fleet.handle import ShardHandle
 from clusterenv.policies.policy import Context, Decision, Policy
-from clusterenv.simulation.decisions import PolicyFault, annotate, check_decision, initial_state
+from clusterenv.simulation.decisions import (
+    PolicyFault,
+    annotate,
+    as_array,
+    check_decision,
+    initial_state,
+)
 from clusterenv.simulation.head_policy import HeadPolicy
 from clusterenv.sync.weights import Weights, load, manifest_of
 from clusterenv.transport.messages import ActionField, ActionsMeta, MessageKind, ObservationsMeta
@@ -45,8 +51,8 @@ class _Request(NamedTuple):
 class Inference:
     """Answers shards that ask for actions; the receiver's thread alone calls it.
 
-    The recurrent state of an environment travels with its
-    observations, so a shard that is lost takes it along, and nothing of it is kept here.
+    The recurrent state of an environment travels with its observations, so a shard that is lost
+    takes it along, and nothing of it is kept here.
     """
 
     def __init__(
@@ -82,14 +88,19 @@ class Inference:
         What it raises here does not count: samples of a space may be no real observations.
         """
         n, decision = 3, None
-        with torch.random.fork_rng(), torch.inference_mode(), contextlib.suppress(Exception):
+        with (
+            torch.random.fork_rng(devices=[]),  # leave the learner's random numbers alone
+            torch.inference_mode(),
+            contextlib.suppress(Exception),
+        ):
             columns = self._layout.columns(batch_space(copy.deepcopy(space), n).sample(), n)
             arrays = [np.ascontiguousarray(columns[k]) for k in self._layout.arrays]
             obs = self._layout.nest_arrays([self._tensor([array]) for array in arrays])
             state = {k: tensor.to(self._device) for k, tensor in self._own.initial_state(n).items()}
             decision = self._acts.act(obs, Context(self._tensor([np.arange(n)]), {}, state))
         if isinstance(decision, Decision):
-            self._arrays(decision, n)
+            with contextlib.suppress(PolicyFault):
+                self._arrays(decision, n)
 
     def place(self, handle: ShardHandle, meta: ObservationsMeta) -> list[Array]:
         """Return memory for the body of ``OBSERVATIONS``."""
@@ -139,9 +150,9 @@ class Inference:
         rows = [request.meta.num_envs for request in requests]
         try:
             decision = self._decide(requests)
+            fields, arrays = self._arrays(decision, sum(rows))
         except PolicyFault as fault:
             raise PolicyError(str(fault)) from fault
-        fields, arrays = self._arrays(decision, sum(rows))
         start = 0
         for request, count in zip(requests, rows, strict=True):
             handle = request.handle
@@ -193,7 +204,7 @@ class Inference:
                         "needs a row for each; or evaluate it on the workers: "
                         "Collector(…, inference='worker')"
                     )
-                array = np.ascontiguousarray(tensor.cpu().numpy())
+                array = np.ascontiguousarray(as_array(tensor.cpu(), name, "the head"))
                 arrays.append(array)
                 fields.append(ActionField(part, name, array.dtype.str, array.shape[1:]))
         return tuple(fields), arrays

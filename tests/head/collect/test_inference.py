@@ -265,6 +265,7 @@ def test_an_environment_that_fails_is_rebuilt_alone(client: Client) -> None:
         (Bad("raise"), errors.PolicyError, "raised ValueError on . environments, at the head: mat"),
         (Bad("tensor"), errors.PolicyError, r"must return clusterenv.policies.Decision"),
         (Bad("number"), errors.ConfigError, "'value' is .*float.* environments"),
+        (Bad("bfloat16"), errors.PolicyError, "which NumPy cannot represent"),
         (Bad("range"), errors.PolicyError, "the policy chose 7 for environment"),
         (Annotating("raise"), errors.PolicyError, r"raised ValueError in annotate\(\)"),
     ],
