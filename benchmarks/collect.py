@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import dask
 import gymnasium as gym
+import inference  # beside this file
 import numpy as np
 import psutil
 import torch
@@ -358,17 +359,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("works", nargs="*", metavar="work", help=f"of {', '.join(WORKS)}, publish")
+    others = "inference, publish"
+    parser.add_argument("works", nargs="*", metavar="work", help=f"{', '.join(WORKS)}, {others}")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--tls", action="store_true", help="compare with and without TLS instead")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    chosen = args.works or [*WORKS, "publish"]
-    unknown = set(chosen) - {*WORKS, "publish"}
+    chosen = args.works or [*WORKS, "publish", "inference"]
+    unknown = set(chosen) - {*WORKS, "publish", "inference"}
     if unknown:
-        parser.error(f"unknown work {sorted(unknown)}; there are {', '.join(WORKS)} and publish")
+        parser.error(f"unknown work {sorted(unknown)}; there are {', '.join(WORKS)}, {others}")
     if args.tls:
         columns = ("plain, rows/s", "TLS, rows/s", "ratio", "CPU time per row, ratio", "head's")
         print(f"| work | {' | '.join(columns)} |\n|---|---:|---:|---:|---:|---:|")
@@ -382,15 +384,16 @@ def main() -> None:
         "goal",
         "head CPU, s per M rows",
     )
-    if chosen != ["publish"]:
+    if set(chosen) & set(WORKS):
         print(f"| work | {' | '.join(columns)} | bytes per row |")
         print("|---|---:|---:|---:|---:|---:|---:|")
     for name in chosen:
-        if name == "publish":
-            continue
-        compare(name, args.workers, args.seconds, args.rounds)
+        if name in WORKS:
+            compare(name, args.workers, args.seconds, args.rounds)
     if "publish" in chosen:
         publishing(args.workers, args.seconds, args.rounds)
+    if "inference" in chosen:
+        inference.compare(args.workers, args.seconds, args.rounds)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from dask.utils import parse_bytes, parse_timedelta
 
 from clusterenv.errors import ConfigError, shown
 
-__all__ = ["check", "get", "nbytes", "seconds"]
+__all__ = ["check", "count", "get", "nbytes", "positive", "seconds"]
 
 _FILE = Path(__file__).with_name("clusterenv.yaml")
 
@@ -35,6 +35,22 @@ def seconds(key: str, override: float | str | None = None) -> float:
     return _parsed(name, given, parse_timedelta, threading.TIMEOUT_MAX, "no time: 10, '10s', '5m'")
 
 
+def positive(key: str) -> float:
+    """Return the setting ``clusterenv.<key>``, a time above 0, in seconds."""
+    found = seconds(key)
+    if found > 0:
+        return found
+    raise ConfigError(f"clusterenv.{key}={shown(get(key))} must be a time above 0: '1 ms'")
+
+
+def count(key: str) -> int:
+    """Return the setting ``clusterenv.<key>``, a number of at least 1."""
+    given = get(key)
+    if isinstance(given, int) and not isinstance(given, bool) and given >= 1:
+        return given
+    raise ConfigError(f"clusterenv.{key}={shown(given)} must be a whole number of at least 1: 1024")
+
+
 def nbytes(key: str) -> int:
     """Return the setting ``clusterenv.<key>`` in bytes, or raise ``ConfigError``."""
     return int(_parsed(f"clusterenv.{key}", get(key), parse_bytes, 2**62, "no size: '64 KiB'"))
@@ -47,6 +63,8 @@ def check() -> None:
     seconds("watch")
     for name in ("message", "extras"):
         nbytes(f"channel.{name}")
+    positive("inference.wait")
+    count("inference.rows")
     share = get("publish.share")
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
         raise ConfigError(f"clusterenv.publish.share={shown(share)} is no share of a core: 0.05")

@@ -240,3 +240,20 @@ def changed(policy: Any, by: float, seed: int = 0) -> Any:
         for parameter in other.parameters():
             parameter.add_(by * torch.randn_like(parameter))
     return other
+
+
+class Remembers(Policy):
+    """Recurrent: acts by env index and its count of steps; tells it, and what it earned last."""
+
+    def __init__(self, actions: int = 2, start: int = 0) -> None:
+        super().__init__()
+        self.actions, self.start = actions, start
+
+    def initial_state(self, n: int) -> dict[str, Tensor]:
+        return {"count": torch.full((n,), 3), "last_reward": torch.zeros(n)}
+
+    def act(self, obs: Any, context: Context) -> Decision:
+        count, earned = context.state["count"], context.state["last_reward"]
+        action = self.start + (context.envs + count) % self.actions
+        state = {"count": count + 1, "last_reward": earned}
+        return Decision(action, {"counted": count.clone(), "earned": earned.clone()}, state)

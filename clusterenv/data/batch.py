@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -90,6 +91,14 @@ class Batch:
         self.policy_version = policy_version
         self.cuts = list(cuts)
         self.sealed = sealed
+
+    def with_columns(self, columns: Mapping[str, Column]) -> Batch:
+        """Return a batch with further columns of as many rows."""
+        more = copy.copy(self)
+        more.__dict__.pop("record_batch", None)
+        more._columns = {**self._columns, **columns}
+        more.sealed = None
+        return more
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the message, which holds the columns once more, when it is pickled."""

@@ -165,7 +165,7 @@ class EpsilonGreedy(Policy):
             return Decision(best, {"q": q, "exploratory": torch.zeros_like(best, dtype=torch.bool)})
         allowed = torch.isfinite(values).to(values.dtype)
         anything = allowed.multinomial(1).squeeze(-1)
-        explore = torch.rand(len(best)) < self._epsilon(context)
+        explore = torch.rand(len(best), device=best.device) < self._epsilon(context).to(best.device)
         return Decision(torch.where(explore, anything, best), {"q": q, "exploratory": explore})
 
     def _epsilon(self, context: Context) -> Tensor:
@@ -173,7 +173,7 @@ class EpsilonGreedy(Policy):
         if published is not None and not 0 <= published <= 1:
             raise ValueError(f"epsilon={published} was published; it is from 0 to 1")
         if self.ladder:
-            steps = self.epsilon[context.envs % len(self.epsilon)]
+            steps = self.epsilon[context.envs.cpu() % len(self.epsilon)]
             return steps if published is None else steps * published
         return self.epsilon if published is None else torch.tensor(published)
 

@@ -49,8 +49,9 @@ class Policy(nn.Module):
 
     The class travels to the workers once; afterwards only its ``state_dict`` does, buffers
     included, and only when a worker pulls. ``act`` runs on the workers under
-    ``torch.inference_mode``; ``distribution`` runs at the head, to compute how far two versions
-    have diverged.
+    ``torch.inference_mode``, or with ``Collector(…, inference="head")`` at the head, for a number
+    of environments that changes from call to call. ``distribution`` runs at the head, to compute
+    how far two versions have diverged.
 
     Examples
     --------

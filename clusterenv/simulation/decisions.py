@@ -13,7 +13,7 @@ from torch import Tensor
 
 from clusterenv.data.fragment import Fragment
 from clusterenv.data.spaces import Column, Layout
-from clusterenv.policies.policy import Policy
+from clusterenv.policies.policy import Decision, Policy
 
 __all__ = [
     "LAST_REWARD",
@@ -23,6 +23,8 @@ __all__ = [
     "Location",
     "PolicyFault",
     "annotate",
+    "as_array",
+    "check_decision",
     "check_log_prob",
     "check_state",
     "initial_state",
@@ -77,7 +79,7 @@ class Location:
         return f"environment {self._envs[row]} at step {step}"
 
 
-def _as_array(tensor: Tensor, name: str, location: Location) -> Column:
+def as_array(tensor: Tensor, name: str, location: object) -> Column:
     """Return the policy's tensor called ``name`` as an array, or raise ``PolicyFault``."""
     try:
         array: Column = tensor.numpy()
@@ -142,7 +144,7 @@ class ActionCheck:
                 "act() must return a tensor of actions, got a "
                 f"{type(action).__name__} on {location}"
             )
-        array = _as_array(action, "action", location)
+        array = as_array(action, "action", location)
         if array.shape != self._shape:
             raise PolicyFault(
                 f"the policy's actions on {location} have shape {array.shape}, expected "
@@ -214,7 +216,7 @@ class ExtrasCheck:
                     f"the policy's {name!r} on {location} is a {type(tensor).__name__}; expected "
                     f"a tensor with a row for each of the {self._n} environments"
                 )
-            column = columns[name] = _as_array(tensor, name, location)
+            column = columns[name] = as_array(tensor, name, location)
             same = same and known.get(name) == (column.dtype, column.shape)
         if not same or self._kinds is None:
             kinds = {name: (column.dtype, column.shape) for name, column in columns.items()}
@@ -241,6 +243,16 @@ class ExtrasCheck:
                 f"now, on {location}, {_shown_kind(kinds.get(name))}; it must be the same at "
                 "every step"
             )
+
+
+def check_decision(decision: Any, policy: Policy, location: object) -> None:
+    """Raise unless a policy returned a ``Decision``."""
+    if not isinstance(decision, Decision):
+        raise PolicyFault(
+            f"{type(policy).__name__}.act() returned a {type(decision).__name__} on "
+            f"{location}: it must return clusterenv.policies.Decision(action, {{'log_prob': "
+            "…})"
+        )
 
 
 def check_log_prob(values: Column, env_at: Callable[[int], str]) -> None:

@@ -22,10 +22,11 @@ from clusterenv.simulation.engines.base import Engine, Slot
 from clusterenv.simulation.engines.gymnasium import GymnasiumEngine
 from clusterenv.simulation.env_faults import EnvFaults, Rebuilder
 from clusterenv.simulation.fragment_builder import Block, BuilderInputs, FragmentBuilder
+from clusterenv.simulation.head_policy import runner_of
 from clusterenv.simulation.masks import InfoMask
 from clusterenv.simulation.next_step import NextStepBuilder
 from clusterenv.simulation.policy_rng import PolicyRNG
-from clusterenv.simulation.policy_runner import Acting, PolicyRunner
+from clusterenv.simulation.policy_runner import Acting
 from clusterenv.simulation.policy_spaces import check_spaces
 from clusterenv.simulation.same_step import SameStepBuilder
 from clusterenv.simulation.space_check import SpaceCheck
@@ -72,7 +73,7 @@ class EnvLoop:
         self._annotates = annotate and type(policy).annotate is not Policy.annotate
         self._spare: list[Block] = []
         envs = np.arange(first, first + engine.num_envs, dtype=np.int32)
-        self._runner = PolicyRunner(policy, about, envs, rng, deterministic=deterministic)
+        self._runner = runner_of(policy, about, envs, rng=rng, deterministic=deterministic)
         if self._runner.checks_actions:
             engine.skip_action_checks()
         check = None
@@ -95,7 +96,7 @@ class EnvLoop:
 
     @property
     def steps(self) -> int:
-        """Steps of all environments so far."""
+        """Steps of each environment so far."""
         return self._runner.steps
 
     @property

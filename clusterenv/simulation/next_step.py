@@ -198,7 +198,7 @@ class NextStepBuilder(FragmentBuilder):
             values = tensor.numpy()
             column_of(ring.columns, f"state.{name}", values, ring.rows)[t] = values
         action = self._act(current, ring.columns, t, finished)
-        if self.between is not None:
+        if self.between is not None or runner.follows_choices:
             ring.versions[t] = runner.acting.version
         infos: Any = self._engine.step([action], slot, None)
         self._info_mask.update(infos, began=finished)

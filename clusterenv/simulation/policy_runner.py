@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from clusterenv.simulation.decisions import (
     ExtrasCheck,
     Location,
     PolicyFault,
+    check_decision,
     check_log_prob,
     check_state,
     initial_state,
@@ -45,6 +46,9 @@ class PolicyRunner:
     around every call of the policy, so that it draws its own random numbers. ``reserved`` are
     names that the policy's extras cannot have. A ``deterministic`` policy does not explore.
     """
+
+    follows_choices = False
+    """Whether :attr:`acting` may change with every call of :meth:`act`."""
 
     def __init__(
         self,
@@ -100,33 +104,20 @@ class PolicyRunner:
         masks from the infos; without them, masks in the observations count. Environments that are
         ``finished`` are only reset by the next step, and their masks may allow nothing.
         """
-        policy, location, context = self.policy, self.location, self._context
-        nested: Any = self._layout.nest_arrays(obs)
+        location, context = self.location, self._context
         mask: Tensor | None = None
         if allowed is not None or self.masks_in_obs:
-            mask = nested["action_mask"] if allowed is None else torch.from_numpy(allowed)
+            mask = self._mask_in(obs) if allowed is None else torch.from_numpy(allowed)
             mask = mask.to(torch.bool)
             if finished is not None:
                 mask = _allow_if_finished(mask, finished)
             self._action_check.check_mask(mask, location)
             context = self._make_context(context.scalars, self.state, mask)
-        try:
-            with self.rng:
-                decision = policy.act(nested, context)
-        except (Exception, SystemExit) as error:
-            raise PolicyFault(
-                f"the policy raised {type(error).__name__} on {location}: {error}"
-            ) from error
-        if not isinstance(decision, Decision):
-            raise PolicyFault(
-                f"{type(policy).__name__}.act() returned a {type(decision).__name__} on "
-                f"{location}: it must return clusterenv.policies.Decision(action, {{'log_prob': "
-                "…})"
-            )
+        decision = self._decide(obs, context)
         for tensor in obs:
             if tensor._version:  # how often it was changed in place
                 raise PolicyFault(
-                    f"{type(policy).__name__}.act() changed its observations of {location} in "
+                    f"{type(self.policy).__name__}.act() changed its observations of {location} in "
                     "place: work on a copy, obs.clone(), and without inplace=True in the first "
                     "layer"
                 )
@@ -142,6 +133,23 @@ class PolicyRunner:
                 self._set_state({name: tensor.clone() for name, tensor in state.items()})
         location.steps += 1
         return {"action": action, **extras}
+
+    def _decide(self, obs: list[Tensor], context: Context) -> Decision:
+        """Ask the policy, and check that it answers."""
+        policy = self.policy
+        try:
+            with self.rng:
+                decision = policy.act(self._layout.nest_arrays(obs), context)
+        except (Exception, SystemExit) as error:
+            raise PolicyFault(
+                f"the policy raised {type(error).__name__} on {self.location}: {error}"
+            ) from error
+        check_decision(decision, policy, self.location)
+        return decision
+
+    def _mask_in(self, obs: list[Tensor]) -> Tensor:
+        mask: Tensor = self._layout.nest_arrays(obs)["action_mask"]
+        return mask
 
     def act_again(
         self,

@@ -64,7 +64,8 @@ class SameStepBuilder(FragmentBuilder):
             return int(t - ended[-1] - 1 if len(ended) else t + self._tracker.step[row])
 
         runner.location.episode_step = episode_step
-        switches, check, step = self.between is not None, self._space_check, self._engine.step
+        switches = self.between is not None or runner.follows_choices
+        check, step = self._space_check, self._engine.step
         for t, current, slot in self._time_rows(block, obs):
             action = self._act(current, block, t, None)
             if switches:

@@ -3,8 +3,8 @@
 A message has a kind, a blob and a body. The blob is pickled; where the description names a type,
 it travels as a plain tuple of the type's fields: ``dumps(tuple(CallRequest(…)))``. The body is the
 bytes of arrays, without a description: both sides derive shapes and dtypes from the spaces, the
-policy or the blob. The messages that carry rows, ``SCHEMA`` and ``FRAGMENT``, are Arrow's, and
-nothing in them is pickled.
+policy or the blob. The messages that carry rows, ``SCHEMA`` and ``FRAGMENT``, are Arrow's.
+Nothing in them, nor in ``OBSERVATIONS``, is pickled.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ from clusterenv.data.spaces import Column
 __all__ = [
     "FROM_CACHE",
     "ActRequest",
+    "ActionField",
+    "ActionsMeta",
     "CallRequest",
     "Credit",
     "Failure",
     "FragmentMeta",
     "MessageKind",
+    "ObservationsMeta",
     "Pong",
     "ResetRequest",
     "ResultMeta",
@@ -80,6 +83,9 @@ class MessageKind(enum.IntEnum):
     DRAIN = 25
     """Head to shard, before the shard moves or ends: the shard uses up its credits, then sends
     ``DRAINED``. Blob ``None``; no body."""
+    ACTIONS = 26
+    """Head to shard, the answer to ``OBSERVATIONS``. The blob is an :class:`ActionsMeta`; the body
+    is the actions, the policy's extras and the recurrent state after the step, by its fields."""
     FRAGMENT = 31
     """Shard to head, one for each credit. The blob is :meth:`FragmentMeta.pack`; the body is one
     Arrow record-batch message (see :mod:`clusterenv.data.record_batch`)."""
@@ -98,6 +104,10 @@ class MessageKind(enum.IntEnum):
     SCHEMA = 36
     """Shard to head, before the first ``FRAGMENT``, and again if the columns change. The blob is
     the Arrow schema message of the fragments that follow; no body."""
+    OBSERVATIONS = 37
+    """Shard to head, if the policy acts there: what a group of environments shows. The blob is
+    :meth:`ObservationsMeta.pack`; the body is the array columns of the observations, then the
+    action mask if there is one, and the recurrent state. The answer is ``ACTIONS``."""
 
     # Both
 
@@ -194,6 +204,63 @@ class Pong(NamedTuple):
     """Whether its environments are being stepped now."""
 
 
+class ObservationsMeta(NamedTuple):
+    """Blob of ``OBSERVATIONS``.
+
+    Examples
+    --------
+    >>> meta = ObservationsMeta(1, 8, 4, 0)
+    >>> ObservationsMeta.unpack(meta.pack()) == meta
+    True
+    """
+
+    group: int
+    """Of the shard."""
+    first: int
+    """Global index of the group's first environment."""
+    num_envs: int
+    """Of the group."""
+    choices: int
+    """Entries of an action mask; 0 without masks."""
+
+    def pack(self) -> bytes:
+        """Return the blob: four numbers of fixed size."""
+        return _OBSERVATIONS.pack(*self)
+
+    @classmethod
+    def unpack(cls, raw: bytes) -> ObservationsMeta:
+        """Undo :meth:`pack`; raise ``ValueError`` if the blob is malformed."""
+        try:
+            return cls(*_OBSERVATIONS.unpack(raw))
+        except struct.error as error:
+            raise ValueError(str(error)) from error
+
+
+_OBSERVATIONS = struct.Struct("<IIII")
+
+
+class ActionField(NamedTuple):
+    """One array in the body of ``ACTIONS``."""
+
+    part: str
+    """``action``, ``extras`` or ``state``."""
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    """Of one row."""
+
+
+class ActionsMeta(NamedTuple):
+    """Blob of ``ACTIONS``."""
+
+    group: int
+    version: int
+    """Of the policy that chose."""
+    fields: tuple[tuple[Any, ...], ...] | None
+    """Of each :class:`ActionField` of the body; ``None`` if they are those of the message before
+    it to this shard."""
+
+
 class FragmentMeta(NamedTuple):
     """Blob of ``FRAGMENT``: what is to be known of a fragment besides its rows.
 
@@ -275,7 +342,7 @@ class Failure(NamedTuple):
     """Why the environment must not be tried again, if so."""
 
 
-_NOT_PICKLED = frozenset({MessageKind.SCHEMA, MessageKind.FRAGMENT})
+_NOT_PICKLED = frozenset({MessageKind.SCHEMA, MessageKind.FRAGMENT, MessageKind.OBSERVATIONS})
 
 
 def decode_blob(kind: int, raw: bytes | bytearray) -> Any:

@@ -22,6 +22,8 @@ from clusterenv.data.pickling import loads
 from clusterenv.errors import ConfigError, ConnectionClosed
 from clusterenv.simulation.engines import build
 from clusterenv.simulation.engines.base import Engine
+from clusterenv.simulation.groups import EnvGroups
+from clusterenv.simulation.head_policy import HeadPolicy
 from clusterenv.sync.announcement import from_message, topic_of
 from clusterenv.sync.topics import subscribe
 from clusterenv.transport.connection import BlockingConnection
@@ -29,7 +31,7 @@ from clusterenv.transport.endpoint import Listener
 from clusterenv.transport.messages import Failure
 from clusterenv.worker.failures import failure_of
 from clusterenv.worker.lifetime import seconds_left
-from clusterenv.worker.specs import Opened, ShardSpec
+from clusterenv.worker.specs import Opened, ShardSpec, StreamSpec
 from clusterenv.worker.step_server import StepServer
 from clusterenv.worker.streamer import Stream
 from clusterenv.worker.tuning import may_tune, tune_process
@@ -111,13 +113,18 @@ class Shard:
             logger.warning("shard %d ignores an announcement: %s", self._spec.index, error)
 
     def _run(self) -> None:
-        engine: Engine | None = None
+        engine: Engine | EnvGroups | None = None
         try:
             try:
                 if may_tune(self._spec.tune, self._spec.head):
                     tune_process()  # in this thread: other threads keep their torch threads
-                engine = build(loads(self._recipe), self._spec.first, self._spec.count)
-                stream = None if self._stream is None else self._make_stream(engine, self._stream)
+                spec = None if self._stream is None else loads(self._stream)
+                recipe, first, count = loads(self._recipe), self._spec.first, self._spec.count
+                if spec is not None and isinstance(spec.policy, HeadPolicy):
+                    engine = EnvGroups(recipe, first, count, spec.groups)
+                else:
+                    engine = build(recipe, first, count)
+                stream = None if spec is None else self._make_stream(engine, spec)
                 self._listener = self._listen()
             except BaseException as error:
                 self._opened.set_result(failure_of(error, self._spec.first, "make"))
@@ -137,7 +144,7 @@ class Shard:
             if stream is not None:
                 self._streaming = stream
                 stream.run(self._connection)
-            else:
+            elif not isinstance(engine, EnvGroups):
                 StepServer(engine, self._connection, self._spec.first).run()
         except ConnectionClosed:
             pass  # the head has ended or closed the connection
@@ -159,8 +166,7 @@ class Shard:
             if end is not None:
                 end.close()
 
-    def _make_stream(self, engine: Engine, pickled: bytes) -> Stream:
-        spec = loads(pickled)
+    def _make_stream(self, engine: Engine | EnvGroups, spec: StreamSpec) -> Stream:
         fetcher = partial(fetch, context=self._to_workers, timeout=self._spec.accept_timeout)
         stream = Stream(engine, self._spec, spec, fetcher if spec.relays else None)
         if spec.relays:

@@ -77,6 +77,8 @@ class StreamSpec:
     """Whether workers pass weights on to each other."""
     text: str = "refuse"
     """How text in observations is handled."""
+    groups: int = 1
+    """Groups of environments that are stepped in turn, if the policy is a ``HeadPolicy``."""
 
     def __post_init__(self) -> None:
         check_policy(self.policy)

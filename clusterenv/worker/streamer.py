@@ -25,6 +25,8 @@ from clusterenv.data.spaces import Array
 from clusterenv.errors import ConfigError, ConnectionClosed
 from clusterenv.simulation.engines.base import Engine
 from clusterenv.simulation.fragment_builder import Interrupted
+from clusterenv.simulation.groups import EnvGroups, GroupedLoop
+from clusterenv.simulation.head_policy import HeadPolicy
 from clusterenv.simulation.loop import EnvLoop
 from clusterenv.simulation.policy_rng import PolicyRNG
 from clusterenv.simulation.policy_runner import Acting
@@ -33,7 +35,15 @@ from clusterenv.sync.subscriber import Subscriber
 from clusterenv.sync.weights import Weights, load, manifest_of
 from clusterenv.transport.connection import BlockingConnection
 from clusterenv.transport.framing import Header
-from clusterenv.transport.messages import Credit, FragmentMeta, MessageKind, Pong, WeightsMeta
+from clusterenv.transport.messages import (
+    ActionsMeta,
+    Credit,
+    FragmentMeta,
+    MessageKind,
+    Pong,
+    WeightsMeta,
+)
+from clusterenv.worker.action_requests import ActionRequests
 from clusterenv.worker.failures import failure_of
 from clusterenv.worker.specs import ShardSpec, StreamSpec
 from clusterenv.worker.weight_transfer import Fetch, WeightPuller, weight_cache_of
@@ -58,11 +68,16 @@ class Outgoing(NamedTuple):
 class Stream:
     """A collecting shard; made before the head connects, so that faults show early.
 
-    ``fetch`` downloads weights from another worker, if workers pass them on.
+    ``fetch`` downloads weights from another worker, if workers pass them on. The environments are
+    in groups if the policy acts at the head.
     """
 
     def __init__(
-        self, engine: Engine, shard: ShardSpec, spec: StreamSpec, fetch: Fetch | None = None
+        self,
+        engine: Engine | EnvGroups,
+        shard: ShardSpec,
+        spec: StreamSpec,
+        fetch: Fetch | None = None,
     ) -> None:
         first = self._first = shard.first
         seeds = env_seeds(spec.seed, shard.incarnation, first, engine.num_envs)
@@ -74,9 +89,20 @@ class Stream:
         self._policy = spec.policy.eval()
         self._manifest = manifest_of(self._policy)
         self._client = Subscriber(spec.rule, spec.version)
-        self._loop = EnvLoop(
-            engine, self._policy, first, spec.horizon, seeds, spec.env_faults, rng, spec.text
-        )
+        self._requests: ActionRequests | None = None
+        self._loop: EnvLoop | GroupedLoop
+        faults, text = spec.env_faults, spec.text
+        if isinstance(engine, EnvGroups):
+            assert isinstance(spec.policy, HeadPolicy)
+            self._requests = requests = ActionRequests(engine.spans, self._send_message)
+            choosers = [requests.chooser(group) for group in range(len(engine.spans))]
+            self._loop = GroupedLoop(
+                engine, spec.policy, spec.horizon, seeds, choosers, faults, text
+            )
+        else:
+            self._loop = EnvLoop(
+                engine, self._policy, first, spec.horizon, seeds, faults, rng, text
+            )
         origin = int(shard.fleet), shard.index, shard.incarnation, engine.num_envs, first
         self._encoder = FragmentEncoder(Origin(*origin))
         self._credits: queue.SimpleQueue[Order] = queue.SimpleQueue()
@@ -85,11 +111,12 @@ class Stream:
         """The weights that shards of this fleet have received in this process."""
         self._relays = fetch is not None
         self._puller = WeightPuller(self.cache, fetch, self._manifest.nbytes, self._deliver, first)
+        self._sending = threading.Lock()
         self._changed = threading.Condition()
         self._arrived: Weights | None = None
         self._promised = False  # whether weights were announced that have not arrived
         self._closed = False
-        self._busy = False  # whether environments are being stepped
+        self._busy = False  # whether a fragment is being made
 
     def run(self, connection: BlockingConnection) -> None:
         """Collect until the head closes the connection."""
@@ -142,6 +169,11 @@ class Stream:
         while self._credits.get() is not None:
             pass
 
+    @property
+    def _steps_envs(self) -> bool:
+        """Whether environments are being stepped now."""
+        return self._busy and (self._requests is None or not self._requests.all_wait)
+
     def _acting(self) -> Acting:
         return Acting(self._client.version, self._client.newest.scalars)
 
@@ -184,15 +216,16 @@ class Stream:
     def _tell(self, kind: MessageKind, blob: Any) -> None:
         """Queue a message for the head.
 
-        Only the sender thread writes to the connection. If the reader did and had to wait for the
+        The sender thread writes it to the connection. If the reader did and had to wait for the
         head to read, while the head waits for this reader, both would wait forever.
         """
         self._outbox.put(Outgoing(kind, dumps(blob)))
 
     def _meta(self, fragment: Fragment, newest: int, divergence: float | None) -> FragmentMeta:
+        version = int(fragment.columns["version"][: fragment.num_envs].min())
         return FragmentMeta(
-            int(fragment.columns["version"][: fragment.num_envs].min()),
-            newest,
+            version,
+            max(newest, version),
             divergence,
             fragment.returns,
             fragment.lengths,
@@ -205,15 +238,19 @@ class Stream:
     def _send(self) -> None:
         try:
             while (message := self._outbox.get()) is not None:
-                self._connection.send(message.kind, message.blob, message.body)
+                self._send_message(message.kind, message.blob, message.body)
                 if message.fragment is not None:
                     self._loop.recycle(message.fragment)
         except ConnectionClosed:
             self._stop()
         except ConfigError as error:  # a message larger than allowed
-            self._connection.send(
-                MessageKind.FAILED, dumps(failure_of(error, self._first, "collect"))
-            )
+            failure = failure_of(error, self._first, "collect")
+            self._send_message(MessageKind.FAILED, dumps(failure))
+
+    def _send_message(self, kind: MessageKind, blob: bytes, body: Sequence[Array] = ()) -> None:
+        """Send a message at once; any thread may, but not the reader."""
+        with self._sending:
+            self._connection.send(kind, blob, body)
 
     def _read(self) -> None:
         try:
@@ -228,10 +265,12 @@ class Stream:
                     self._credits.put(newest if credit.fresh else "stream")
                 elif header.kind == MessageKind.WEIGHTS:
                     self._receive_weights(header, WeightsMeta(*blob))
+                elif header.kind == MessageKind.ACTIONS and self._requests is not None:
+                    self._requests.receive(self._connection, header, ActionsMeta(*blob))
                 elif header.kind == MessageKind.DRAIN:
                     self._credits.put("drain")
                 elif header.kind == MessageKind.PING:
-                    self._tell(MessageKind.PONG, tuple(Pong(self._loop.steps, self._busy)))
+                    self._tell(MessageKind.PONG, tuple(Pong(self._loop.steps, self._steps_envs)))
         except ConnectionClosed:
             self._stop()
 
@@ -263,6 +302,8 @@ class Stream:
     def _stop(self) -> None:
         self._closed = True
         self._loop.interrupt()
+        if self._requests is not None:
+            self._requests.close()
         self._puller.close()
         self._credits.put(None)
         with self._changed:

@@ -35,6 +35,7 @@ __all__ = [
 
 FREE = (
     *("total_steps", "stop_at", "shards", "cluster", "threads", "log_every", "checkpoint_every"),
+    *("inference", "device"),
     *("restarts", "restart_wait", "env_faults", "out", "fresh", "wandb", "dashboard", "quiet"),
     *("evaluate_every", "evaluate_episodes", "lag_limit"),
 )
@@ -52,6 +53,8 @@ class RunArgs(Options):
     shards: Count | None = None  # worker processes; one per core if not given
     cluster: str | None = None  # scheduler address, file or jobqueue name; else this machine
     engine: str = "auto"  # what steps the environments
+    inference: Literal["worker", "head"] = "worker"  # where the policy is evaluated
+    device: str | None = None  # of the policy, with --inference head: cpu or cuda; default: cpu
     sync: Literal["every-version", "every", "divergence", "never"] = "divergence"  # when to pull
     threshold: Limit = 0.01  # with --sync divergence: pull above this divergence
     every: Count = 4  # with --sync every: pull when this many versions behind
@@ -82,6 +85,11 @@ class RunArgs(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_shards(self.num_envs, self.shards)
+        if self.device is not None and self.inference != "head":
+            raise ConfigError(
+                f"--device {self.device} is where the head evaluates the policy, and workers do: "
+                f"--inference head --device {self.device}"
+            )
 
 
 @dataclass(frozen=True)
@@ -91,6 +99,14 @@ class RolloutArgs(RunArgs):
     num_envs: Count = 16  # environments, summed over all shards
     horizon: Count = 128  # steps of each environment between updates
     overlap: bool = False  # collect the next rollout while the learner works, one version behind
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.overlap and self.inference == "head":
+            raise ConfigError(
+                "--overlap collects exactly one version behind, and --inference head acts with the "
+                "newest version in every step: --no-overlap"
+            )
 
 
 def check_minibatches(args: RunArgs, minibatches: int) -> None:
@@ -156,7 +172,9 @@ def collector_options(args: RunArgs) -> dict[str, Any]:
     return {
         **{name: getattr(args, name) for name in ("num_envs", "horizon", "shards", "cluster")},
         "engine": args.engine,
-        "sync": rules[args.sync],
+        "sync": rules[args.sync] if args.inference == "worker" else None,
+        "inference": args.inference,
+        "device": args.device,
         "restarts": clusterenv.Restarts(args.restarts, backoff=min(1.0, wait), backoff_max=wait),
         "env_faults": clusterenv.EnvFaults(args.env_faults),
     }

@@ -174,7 +174,9 @@ def _wait(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.02)
 
 
-def run(out: Path, seconds: float, seed: int = 0, measure: float = 5.0) -> Report:
+def run(
+    out: Path, seconds: float, seed: int = 0, measure: float = 5.0, inference: str = "worker"
+) -> Report:
     """Let DQN collect through chaos, check all rows it kept, and report."""
     orders = out.parent / "orders"
     os.environ[ORDERS] = str(orders)
@@ -189,6 +191,7 @@ def run(out: Path, seconds: float, seed: int = 0, measure: float = 5.0) -> Repor
             horizon=16,
             cluster=client.scheduler.address,
             shards=2,
+            inference=inference,
             capacity=1_000_000 + int(10_000 * seconds),  # all rows stay
             rows_per_update=64,
             log_every=5_000,
@@ -219,11 +222,13 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-throughput", action="store_true", help="do not judge by time")
+    parser.add_argument("--inference", default="worker", help="worker or head")
     given = parser.parse_args()
     logging.getLogger("clusterenv").setLevel(logging.ERROR)
     measure = 1.0 if given.no_throughput else 10.0
     with tempfile.TemporaryDirectory() as directory:
-        report = run(Path(directory) / "run", 60 * given.minutes, given.seed, measure)
+        out, seconds = Path(directory) / "run", 60 * given.minutes
+        report = run(out, seconds, given.seed, measure, given.inference)
     print(report.table())
     if report.after < 0.9 * report.before and not given.no_throughput:
         sys.exit("throughput did not come back to 90 % of what it was")

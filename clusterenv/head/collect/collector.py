@@ -6,10 +6,10 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 import gymnasium as gym
+import torch
 from dask.utils import parse_bytes
 from gymnasium.envs.registration import EnvSpec
 
@@ -20,7 +20,9 @@ from clusterenv.data.checks import check_flag, is_number
 from clusterenv.data.pickling import dumps_by_value
 from clusterenv.data.spaces import Layout
 from clusterenv.errors import ClosedError, ConfigError, shown
-from clusterenv.head.collect.receiver import CollectorOptions, Receiver
+from clusterenv.head.collect.inference import GROUPS, Inference, stand_in
+from clusterenv.head.collect.options import CollectorOptions, InferenceOptions
+from clusterenv.head.collect.receiver import Receiver
 from clusterenv.head.fleet.launch import (
     StreamSpec,
     check_counts,
@@ -35,11 +37,11 @@ from clusterenv.head.monitor.announcer import Announcer
 from clusterenv.head.monitor.runs import check_name, register
 from clusterenv.head.monitor.stats import Stats, Tally
 from clusterenv.head.monitor.telemetry import Telemetry
-from clusterenv.policies.policy import Policy
+from clusterenv.policies.policy import Policy, check_policy
 from clusterenv.simulation.env_faults import EnvFaults
 from clusterenv.sync.announcement import check_scalars, finite_scalars
 from clusterenv.sync.publisher import Publisher
-from clusterenv.sync.rules import EveryVersion, SyncRule
+from clusterenv.sync.rules import EveryVersion, Never, SyncRule
 from clusterenv.sync.weights import manifest_of
 
 __all__ = ["Collector"]
@@ -87,6 +89,12 @@ class Collector(Lifecycle):
         What becomes of text in observations: ``"keep"`` makes it a column of strings,
         ``"drop"`` leaves it out, ``"refuse"`` raises. The policy, which gets tensors, acts on the
         rest of the observation.
+    inference
+        Where the policy is evaluated: by each ``"worker"`` for its own environments, or at the
+        ``"head"``, in batches of the environments of all shards. Then no weights travel, the
+        newest version acts in every step, and observations and actions travel with each.
+    device
+        Of the policy at the head, with ``inference="head"``: ``"cpu"``, the default, or ``"cuda"``.
     version
         Number of the first version, at most 2**30; a run that goes on goes on counting.
     name
@@ -138,6 +146,8 @@ class Collector(Lifecycle):
         env_faults: EnvFaults | None = None,
         switch: str = "fragment",
         text: Literal["refuse", "drop", "keep"] = "refuse",
+        inference: Literal["worker", "head"] = "worker",
+        device: str | torch.device | None = None,
         version: int = 0,
         name: str | None = None,
         wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] = (),
@@ -146,18 +156,22 @@ class Collector(Lifecycle):
         check_counts(num_envs, shards)
         check_name(name)
         self._overlap = check_flag("overlap", overlap, "Collector(…, overlap=True)")
+        at_head = InferenceOptions.of(inference, device, sync, overlap)
         options = CollectorOptions(shards, max_shards, credits, restart_rule(restarts))
+        check_policy(policy)
+        rule = Never() if at_head else EveryVersion()
         spec = StreamSpec(
-            policy=policy,
-            rule=EveryVersion() if sync is None else sync,
+            policy=stand_in(policy) if at_head else policy,
+            rule=rule if sync is None else sync,
             horizon=horizon,
             seed=seed,
             version=version,
             switch=switch,
             env_faults=EnvFaults() if env_faults is None else env_faults,
             text=text,
+            relays=_relays(policy) and at_head is None,
+            groups=GROUPS,
         )
-        spec = replace(spec, relays=_relays(policy))
         recipe = make_recipe(env, num_envs, engine, None, wrappers, env_kwargs)
         self._fleet, self._owned_client = open_fleet(
             recipe, num_envs, shards, cluster, dumps_by_value(spec, "the policy")
@@ -170,12 +184,18 @@ class Collector(Lifecycle):
             workers = self._fleet.roster.count_workers
             self._announcer = Announcer(self._fleet.client, entry, workers)
             undo.callback(self._announcer.close)
-            self._begin(spec, options)
+            self._begin(policy, spec, options, at_head)
             undo.pop_all()
         self._opened()
         self._telemetry.begin()  # now that the head listens to the shards
 
-    def _begin(self, spec: StreamSpec, options: CollectorOptions) -> None:
+    def _begin(
+        self,
+        policy: Policy,
+        spec: StreamSpec,
+        options: CollectorOptions,
+        at_head: InferenceOptions | None,
+    ) -> None:
         """Make all that the head needs besides the shards."""
         entry = self._announcer.entry
         self.run, self.name, self.topic = entry.number, entry.run, entry.topic
@@ -188,11 +208,14 @@ class Collector(Lifecycle):
         self._publishing = threading.Lock()  # taken before the roster's lock
         self._rolling = threading.Lock()  # likewise; a rollout is taken by one thread
         in_use = self._roster.versions_in_use
-        self._publisher = Publisher(spec.policy, spec.rule, layout, in_use, spec.version)
+        self._publisher = Publisher(policy, spec.rule, layout, in_use, spec.version)
         self._tally = Tally(spec.version)
         self._telemetry = Telemetry(self._fleet.client, self._announcer)
+        inference = None
+        if at_head is not None:
+            inference = Inference(policy, spec.version, self.observation_space, at_head)
         self._receiver = Receiver(
-            self._fleet, spec, options, self._publisher, self._tally, self._telemetry
+            self._fleet, spec, options, self._publisher, self._tally, self._telemetry, inference
         )
         self._announcer.announce(self._publisher.announced._replace(time=time.time()))
 

@@ -7,7 +7,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ import numpy as np
 from clusterenv import config
 from clusterenv.data.batch import Batch
 from clusterenv.data.buffer_pool import BufferPool
-from clusterenv.data.checks import check_whole
 from clusterenv.data.fragment_decoder import ExpectedRows, FragmentDecoder, largest_fragment
 from clusterenv.data.pickling import dumps
 from clusterenv.data.record_batch import Origin
@@ -29,12 +27,13 @@ from clusterenv.errors import (
     PolicyError,
     WorkerLost,
 )
+from clusterenv.head.collect.inference import GROUPS, Inference
+from clusterenv.head.collect.options import CollectorOptions
 from clusterenv.head.collect.weight_service import WeightService
 from clusterenv.head.fleet.env_errors import env_error
 from clusterenv.head.fleet.fleet import Fleet
 from clusterenv.head.fleet.handle import ShardHandle
-from clusterenv.head.fleet.launch import StreamSpec, check_shards
-from clusterenv.head.fleet.restarts import Restarts
+from clusterenv.head.fleet.launch import StreamSpec
 from clusterenv.head.fleet.roster import Reason, ShardRecord, ShardState
 from clusterenv.head.fleet.supervisor import Supervisor
 from clusterenv.head.monitor.stats import Stats, Tally
@@ -42,43 +41,16 @@ from clusterenv.head.monitor.telemetry import Telemetry
 from clusterenv.sync.announcement import Announcement
 from clusterenv.sync.publisher import Prepared, Publisher
 from clusterenv.transport.framing import Header, Message
-from clusterenv.transport.messages import Credit, FragmentMeta, MessageKind
+from clusterenv.transport.messages import Credit, FragmentMeta, MessageKind, ObservationsMeta
 from clusterenv.transport.multiplexer import Multiplexer
 
-__all__ = ["CollectorOptions", "Receiver"]
+__all__ = ["Receiver"]
 
 logger = logging.getLogger("clusterenv")
 
 _WATCH_SECONDS = 0.5
-_MOST_CREDITS = 1024
 # What reading a message that was not sealed by a shard may raise: JSON may be nested too deeply.
 _MALFORMED = (ValueError, OverflowError, RecursionError)
-
-
-@dataclass(frozen=True)
-class CollectorOptions:
-    """The arguments of a ``Collector`` that only the head needs."""
-
-    shards: int | None
-    """At the start; ``None`` for one on each worker."""
-    max_shards: int | None
-    """If workers join; ``None`` for as many as at the start."""
-    credits: int
-    """Fragments that each shard may be ahead of the reader."""
-    restarts: Restarts
-
-    def __post_init__(self) -> None:
-        why = "with one a shard waits for the head; each is a fragment in the head's memory"
-        check_whole("credits", self.credits, "credits=2", least=2, most=_MOST_CREDITS, why=why)
-        if self.max_shards is None:
-            return
-        least = self.shards or 1
-        check_shards("max_shards", self.max_shards, f"max_shards={2 * least}")
-        if self.max_shards < least:
-            raise ConfigError(
-                f"max_shards must be at least shards={least}, got {self.max_shards}: "
-                f"max_shards={2 * least}"
-            )
 
 
 class Receiver:
@@ -96,6 +68,7 @@ class Receiver:
         publisher: Publisher,
         tally: Tally,
         telemetry: Telemetry,
+        inference: Inference | None,
     ) -> None:
         self._fleet, self._roster = fleet, fleet.roster
         self._publisher, self._tally, self._telemetry = publisher, tally, telemetry
@@ -112,6 +85,7 @@ class Receiver:
         self._looked = time.monotonic()
         self._deadlines = config.seconds("timeout.silence"), config.seconds("timeout.step")
         self._send = self._multiplexer.send
+        self._inference = inference
         self._weights = WeightService(fleet.roster, publisher, tally, self._send, spec.relays)
         for record in fleet.roster:
             record.version = spec.version
@@ -215,7 +189,7 @@ class Receiver:
 
     def _attend(self) -> None:
         """Handle the messages that have arrived, shards that were restarted, and silent ones."""
-        for handle, message in self._multiplexer.listen(_WATCH_SECONDS):
+        for handle, message in self._multiplexer.listen(self._infer()):
             try:
                 if isinstance(message, ConnectionClosed):
                     raise self._fleet.lost(handle) from message
@@ -234,6 +208,23 @@ class Receiver:
             self._looked = now
             self._watch(now, held_up)
 
+    def _infer(self) -> float:
+        """Answer the requests for actions that are due; return the seconds to listen for more."""
+        if self._inference is None:
+            return _WATCH_SECONDS
+        groups = sum(min(GROUPS, r.share.count) for r in self._roster.active if r.credits)
+        while (left := self._inference.left(groups)) == 0:
+            with self._roster.lock:
+                weights, scalars = self._publisher.newest, self._publisher.announced.scalars
+                if weights.version != self._inference.version:
+                    for record in self._roster.active:
+                        record.version = weights.version
+            began = time.perf_counter()
+            self._inference.use(weights, scalars)
+            rows = self._inference.evaluate(self._send)
+            self._tally.inferred(rows, time.perf_counter() - began)
+        return _WATCH_SECONDS if left is None else min(left, _WATCH_SECONDS)
+
     def _watch(self, now: float, held_up: bool) -> None:
         """Drop shards that do not answer, and ping the others."""
         if self._telemetry.due(now):
@@ -248,7 +239,14 @@ class Receiver:
                 self._send(handle, MessageKind.PING, dumps(None))
 
     def _place(self, handle: ShardHandle, header: Header, blob: Any) -> Sequence[Array]:
-        """Return memory for a fragment, if these spaces allow one of that size."""
+        """Return memory for a message's body, if these spaces allow one of that size."""
+        if header.kind == MessageKind.OBSERVATIONS and self._inference is not None:
+            try:
+                return self._inference.place(handle, ObservationsMeta.unpack(blob or b""))
+            except _MALFORMED as error:
+                raise WorkerLost(
+                    f"{handle} sent observations that are not its own: {error}."
+                ) from error
         if header.kind != MessageKind.FRAGMENT:
             return ()
         nbytes = header.body
@@ -265,7 +263,9 @@ class Receiver:
 
     def _dispatch(self, handle: ShardHandle, message: Message) -> None:
         kind, blob, body = message
-        if kind == MessageKind.FRAGMENT:
+        if kind == MessageKind.OBSERVATIONS and self._inference is not None:
+            self._inference.add(handle, ObservationsMeta.unpack(blob), body)
+        elif kind == MessageKind.FRAGMENT:
             handle.heartbeat.progress(time.monotonic())
             self._receive(handle, body[0], blob)
         elif kind == MessageKind.SCHEMA:
@@ -301,6 +301,8 @@ class Receiver:
             batch = self._decoders[handle].decode(body, meta.version, meta.cuts)
         except _MALFORMED as error:
             raise WorkerLost(f"{handle} sent a fragment that cannot be read: {error}.") from error
+        if self._inference is not None:
+            batch = self._inference.annotate(batch)
         for cut in meta.cuts:
             logger.warning("environment %d of %s was rebuilt: %s", cut.env, handle, cut.reason)
         with self._roster.lock:
@@ -356,6 +358,8 @@ class Receiver:
         self._multiplexer.remove(handle)
         handle.disconnect()
         self._decoders.pop(handle, None)
+        if self._inference is not None:
+            self._inference.forget(handle)
         with self._roster.lock:
             state = change(handle.index)
             self._weights.forget(handle)
@@ -384,7 +388,7 @@ class Receiver:
             record = self._roster.admit(handle.index, version)
             self._tally.moves += record.because is Reason.MOVE
             self._tally.restarts += record.because is Reason.LOSS
-            if self._publisher.announcements:
+            if self._publisher.announcements and self._inference is None:
                 self._weights.answer(record)
             handle.heartbeat.progress(time.monotonic())  # opening may take long
             self._multiplexer.add(handle)

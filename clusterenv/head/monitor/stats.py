@@ -20,10 +20,10 @@ class Stats:
 
     The fragments of a rollout, and the weights sent for it, are counted when ``rollout()`` returns
     it, so the same seed gives the same counts, with ``overlap=True`` too. What depends on time is
-    ``seconds``, ``steps_per_second``, ``evaluation_seconds``, ``announced_bytes``, ``queued`` and
-    ``queued_by_shard``; on lost and moving shards ``restarts``, ``moves``, ``incarnations`` and
-    ``lost_rows``; and on which worker was faster how ``weight_bytes`` and ``relayed_bytes`` share
-    their sum.
+    ``seconds``, ``steps_per_second``, ``evaluation_seconds``, ``announced_bytes``, ``queued``,
+    ``queued_by_shard`` and those of ``inference``; on lost and moving shards ``restarts``,
+    ``moves``, ``incarnations`` and ``lost_rows``; and on which worker was faster how
+    ``weight_bytes`` and ``relayed_bytes`` share their sum.
     """
 
     rows: int
@@ -83,6 +83,12 @@ class Stats:
     """The same, of each shard."""
     evaluation_seconds: float
     """Spent by ``publish`` on computing divergences."""
+    inference_batches: int
+    """Evaluations of the policy at the head, with ``inference="head"``; else 0."""
+    inference_rows: int
+    """Environment steps that these chose the actions of."""
+    inference_seconds: float
+    """Spent on these."""
 
 
 class Tally:
@@ -94,6 +100,8 @@ class Tally:
         self._began = time.monotonic()
         self._first_version = first_version
         self._wire = self._episodes = self._rebuilt = 0
+        self._inference_batches = self._inference_rows = 0
+        self._inference_seconds = 0.0
         self._unsettled: list[tuple[Arrival, int]] = []  # and the bytes of each
         self._sent = [0, 0]  # bytes of weights since then, from the head and from workers
         self._returns: deque[float] = deque(maxlen=100)
@@ -108,6 +116,12 @@ class Tally:
     def sent(self, nbytes: int, *, relayed: bool = False) -> None:
         """Record weights that were sent by the head, or relayed by a worker."""
         self._sent[relayed] += nbytes
+
+    def inferred(self, rows: int, seconds: float) -> None:
+        """Record an evaluation of the policy at the head."""
+        self._inference_batches += 1
+        self._inference_rows += rows
+        self._inference_seconds += seconds
 
     def settle(self, roster: Roster) -> None:
         """Count the fragments and weights since the last call, in the order of shards.
@@ -187,4 +201,7 @@ class Tally:
             queued=sum(record.waiting for record in records),
             queued_by_shard=[record.waiting for record in records],
             evaluation_seconds=publisher.evaluation_seconds,
+            inference_batches=self._inference_batches,
+            inference_rows=self._inference_rows,
+            inference_seconds=self._inference_seconds,
         )
