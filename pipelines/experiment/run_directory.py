@@ -18,6 +18,7 @@ from clusterenv.store import ReplayStore
 from pipelines.experiment import files
 from pipelines.experiment.checks import flag
 from pipelines.experiment.directories import JOURNAL, RUN, check_kind, content, note_of, taken
+from pipelines.experiment.options import options_to_name
 
 __all__ = ["RunDirectory", "arguments", "check_arguments", "find_directory"]
 
@@ -185,10 +186,11 @@ def check_arguments(out: Path, begun: Mapping[str, Any], args: Any, free: Collec
     ConfigError
         With the options that differ.
     """
+    now = arguments(args)
+    names = [name for name in now if name not in free and begun.get(name) != now[name]]
     differ = [
-        f"{flag(name, begun.get(name))} instead of {flag(name, value)}"
-        for name, value in arguments(args).items()
-        if name not in free and begun.get(name) != value
+        f"{flag(name, begun.get(name))} instead of {flag(name, now[name])}"
+        for name in options_to_name(begun, args, names)
     ]
     if differ:
         raise ConfigError(

@@ -22,14 +22,15 @@ from pipelines import learners
 from pipelines.experiment import dashboard, options
 from pipelines.experiment.algorithm import Algorithm, Losses, check_algorithm
 from pipelines.experiment.args import FREE, RunArgs, collector_options
-from pipelines.experiment.directories import JOURNAL, taken
+from pipelines.experiment.directories import JOURNAL, check_kind, check_writable, taken
 from pipelines.experiment.display import Display, summary
 from pipelines.experiment.episodes import Episodes, mean
 from pipelines.experiment.evaluation import Evaluations
 from pipelines.experiment.feeds import feed_of
 from pipelines.experiment.interrupt import Interrupt
+from pipelines.experiment.jobs import job_files
 from pipelines.experiment.metrics import Metrics, collected
-from pipelines.experiment.run_directory import RunDirectory
+from pipelines.experiment.run_directory import RunDirectory, find_directory
 from pipelines.experiment.run_log import RunLog
 
 __all__ = ["Result", "run"]
@@ -84,6 +85,9 @@ def run(algorithm: type[Algorithm[Any, Any]], args: RunArgs) -> Result:
             f"run({kind.__name__}, args) got {type(args).__name__}: "
             f"run({kind.__name__}, {kind.__name__}.preset({args.env!r}))"
         )
+    out = find_directory(args, kind.name)
+    check_kind(out, kind.name)
+    check_writable(out)
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     learner = kind(args, *clusterenv.env_spaces(args.env, engine=args.engine))
@@ -194,6 +198,7 @@ class _Experiment:
         self.feed.version = self.past.version + self.directory.resumes
         with (
             dashboard.shown(args.dashboard),
+            job_files(self.directory.path),
             clusterenv.Collector(
                 args.env,
                 policy,

@@ -25,10 +25,11 @@ from clusterenv.policies import Policy
 from clusterenv.store import Journal, Stack
 from pipelines.experiment import dashboard, options
 from pipelines.experiment.checks import Bound, Count, Natural, Options, Share, check_shards
-from pipelines.experiment.directories import check_kind, note_of
+from pipelines.experiment.directories import check_kind, check_writable, note_of
 from pipelines.experiment.display import Display, duration
 from pipelines.experiment.episodes import BatchStream, Episodes, mean
 from pipelines.experiment.interrupt import Interrupt
+from pipelines.experiment.jobs import job_files
 from pipelines.experiment.metrics import Metrics, collected
 from pipelines.experiment.run_directory import arguments, check_arguments
 from pipelines.networks.images import stack_of
@@ -87,6 +88,7 @@ def collect(args: Args) -> Result:
         If the policy does not fit the environment, or the directory is of another dataset.
     """
     check_kind(args.out, "collect")
+    check_writable(args.out, example="data/mine")
     if note := note_of(args.out):
         check_arguments(args.out, note["dataset"], args, FREE)
     observations, actions = clusterenv.env_spaces(args.env, engine=args.engine)
@@ -118,6 +120,7 @@ def _collect(args: Args, policy: Policy, journal: Journal) -> Result:
             display,
             interrupt,
             dashboard.shown(args.dashboard),
+            job_files(args.out),
             clusterenv.Collector(
                 args.env,
                 policy,

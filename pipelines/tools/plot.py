@@ -13,6 +13,7 @@ import tyro
 from clusterenv.errors import ConfigError
 from pipelines.experiment import options
 from pipelines.experiment.checks import Options
+from pipelines.experiment.directories import check_writable
 
 __all__ = ["Args", "draw"]
 
@@ -44,6 +45,7 @@ def draw(runs: Sequence[Path], out: Path) -> Path:
         raise ConfigError("name at least one run: clusterenv plot runs/a runs/b --out both.png")
     if out.suffix not in (".png", ".svg", ".pdf"):
         raise ConfigError(f"--out {out}: the picture must end in .png, .svg or .pdf")
+    check_writable(out, example="plot.png")
     # Here, as --help needs none of it.
     import matplotlib as mpl
     from matplotlib.figure import Figure
