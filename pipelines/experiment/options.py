@@ -112,7 +112,7 @@ def read(
         values |= {**presets.get(env, {}), "env": env}
     _check_names(fields, words, prog)
     preset = {} if presets is None else dict(presets.get(values["env"], {}))
-    hints = dict.fromkeys(preset, f"preset of {values['env']}")
+    hints = dict.fromkeys(preset, f"preset of {values.get('env')}")
     hints |= dict.fromkeys(given, str(known.options))
 
     # Checked when all is known, and not by tyro, which draws a frame through the message.

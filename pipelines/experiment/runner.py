@@ -129,7 +129,8 @@ class _Experiment:
         self.learner, self.directory = learner, directory
         self.args: RunArgs = learner.args
         self.title = f"{learner.title} on {self.args.env}"
-        self.display = Display(self.title, self.args.total_steps, self.args.quiet)
+        args = self.args
+        self.display = Display(self.title, args.total_steps, args.quiet, args.cluster)
         self.log = RunLog(directory.path)
         self.episodes = Episodes(self.args.num_envs, learner.judged())
         self.metrics, self.losses, self.updates = Metrics(), _Means(), 0
@@ -187,6 +188,9 @@ class _Experiment:
                     dashboard.say_where(collector, display)
                     interrupt.started()
                     self.learn(collector, interrupt)
+                    if self.over:
+                        reached = self.reached_at is not None
+                        display.finish(self.metrics, "goal reached" if reached else "done")
                     self.commit()
         return self.sum_up()
 

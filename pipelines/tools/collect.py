@@ -32,6 +32,7 @@ from pipelines.experiment.interrupt import Interrupt
 from pipelines.experiment.jobs import job_files
 from pipelines.experiment.metrics import Metrics, collected
 from pipelines.experiment.run_directory import arguments, check_arguments
+from pipelines.experiment.wording import count
 from pipelines.networks.images import stack_of
 from pipelines.tools.saved_policies import load_policy
 
@@ -101,13 +102,13 @@ def collect(args: Args) -> Result:
 
 def _collect(args: Args, policy: Policy, journal: Journal) -> Result:
     before = rows = journal.manifest.end
-    display = Display(f"Collecting {args.env}", args.rows, args.quiet)
+    display = Display(f"Collecting {args.env}", args.rows, args.quiet, args.cluster)
     episodes = Episodes(args.num_envs)
     if rows >= args.rows:
-        display.say(f"{args.out} has {rows:,} rows already; nothing to collect")
+        display.say(f"{args.out} has {count(rows, 'row')} already; nothing to collect")
         return Result(rows, 0, 0.0, math.nan, args.out)
     if rows:
-        display.say(f"going on with {args.out} from {rows:,} rows")
+        display.say(f"going on with {args.out} from {count(rows, 'row')}")
     interrupt = Interrupt("committing and stopping; Ctrl-C again stops at once", args.quiet)
     began = committed = time.monotonic()
     seconds = 0.0
@@ -164,15 +165,18 @@ def _collect(args: Args, policy: Policy, journal: Journal) -> Result:
             if seconds and not isinstance(error, StoreNotWritten):  # something can be saved
                 commit()
                 display.say(
-                    f"saved {rows:,} rows in {args.out}; the same command goes on from there"
+                    f"saved {count(rows, 'row')} in {args.out}; the same command goes on from there"
                 )
             raise
     commit()
     further = {"rows": 2 * args.rows} if rows == args.rows else {}
     display.sum_up(
         [
-            ("rows", f"{rows:,} rows, {rows - before:,} of them in {duration(seconds)}"),
-            ("return", f"{mean(episodes.returns):.1f}, mean of {len(episodes.returns)} episodes"),
+            ("rows", f"{count(rows, 'row')}, {rows - before:,} of them in {duration(seconds)}"),
+            (
+                "return",
+                f"{mean(episodes.returns):.1f}, mean of {count(len(episodes.returns), 'episode')}",
+            ),
             ("wrote", f"{args.out}: clusterenv.open_dataset({str(args.out)!r}).to_table()"),
             ("go on", options.command("clusterenv collect", args, {}, **further)),
         ]
