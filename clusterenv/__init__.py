@@ -102,4 +102,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_DEFINED_IN})
+    return sorted({*__all__, *_DEFINED_IN, *_SUBMODULES})
