@@ -14,5 +14,11 @@ for _spec in (
         max_episode_steps=500,
         reward_threshold=475.0,
     ),
+    EnvSpec(
+        id="clusterenv/ZipfGridworld-v0",
+        entry_point="pipelines.envs.zipf_gridworld:ZipfGridworld",
+        vector_entry_point="pipelines.envs.zipf_gridworld:ZipfGridworldVector",
+        max_episode_steps=100,
+    ),
 ):
     registry[_spec.id] = _spec
