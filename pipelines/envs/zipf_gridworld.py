@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
 import gymnasium as gym
 import numpy as np
@@ -165,11 +165,6 @@ class ZipfGridworldVector(VectorEnv[Pixels, Ints, npt.NDArray[Any]]):
     (3, 63, 63, 3)
     """
 
-    metadata: ClassVar[dict[str, Any]] = {
-        **METADATA,
-        "autoreset_mode": AutoresetMode.NEXT_STEP,
-    }
-
     def __init__(
         self,
         num_envs: int = 1,
@@ -183,6 +178,7 @@ class ZipfGridworldVector(VectorEnv[Pixels, Ints, npt.NDArray[Any]]):
         _check(maps, objects, exponent, split, render_mode)
         _check_whole("num_envs", num_envs, None, f"gymnasium.make_vec({_ID!r}, num_envs=8)")
         _check_whole("max_episode_steps", max_episode_steps, None, "max_episode_steps=100")
+        self.metadata = {**METADATA, "autoreset_mode": AutoresetMode.NEXT_STEP}
         self.num_envs = num_envs
         self.max_episode_steps = max_episode_steps
         self.world = make_world(maps, objects)
