@@ -16,7 +16,7 @@ from clusterenv.policies import Context, Decision, Policy
 from clusterenv.returns import next_values
 from clusterenv.store import Rollout
 from pipelines.networks.action_head import ActionHead
-from pipelines.networks.images import SMALLEST, is_image, residual_cnn
+from pipelines.networks.images import SMALLEST, is_image, planes_of, residual_cnn
 from pipelines.networks.running import RunningStats
 
 __all__ = ["ActorCritic", "Unrolled", "body_of", "flat", "network"]
@@ -42,7 +42,8 @@ class ActorCritic(Policy):
     ----------
     observation_space
         A ``Box``. Images are uint8 of at least 16 × 16 pixels, with the channels, or stacked
-        frames, on the first axis; everything else is flattened.
+        frames, on the first axis, stacked frames with channels on the first two, or colours on the
+        last; everything else is flattened.
     action_space
         See :class:`ActionHead`.
     hidden
@@ -140,7 +141,7 @@ def body_of(
             f"an actor-critic needs observations in a Box, got {space}; wrap the environment: "
             "gymnasium.wrappers.FlattenObservation(env)"
         )
-    if is_image(space) and min(space.shape[1:]) >= SMALLEST:  # smaller ones are flattened
+    if is_image(space) and min(planes_of(space.shape)[1:]) >= SMALLEST:  # else flattened
         features = 256
         return residual_cnn(space.shape, features), None, features
     return None, RunningStats(space.shape) if normalize_obs else None, math.prod(space.shape)

@@ -416,7 +416,7 @@ def test_wrong_calls_are_refused() -> None:
         ZipfGridworld().step(0)
     with pytest.raises(ConfigError, match=r"step\(\) comes after reset\(\)"):
         ZipfGridworldVector(2).step(np.array([0, 1]))
-    with pytest.raises(ConfigError, match="render_mode='human' is unknown: .*'rgb_array'"):
+    with pytest.raises(ConfigError, match=r"render_mode='human' is unknown: .*'rgb_array'"):
         ZipfGridworldVector(2, render_mode="human")
     with pytest.raises(ConfigError, match="num_envs=0 is not a whole number"):
         ZipfGridworldVector(0)
