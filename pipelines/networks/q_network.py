@@ -22,8 +22,9 @@ class QNetwork(nn.Module):
     Parameters
     ----------
     observation_space
-        A ``Box``. Images are uint8 with the channels, or stacked frames, on the first axis;
-        everything else is flattened.
+        A ``Box``. Images are uint8 with the channels, or stacked frames, on the first axis,
+        stacked frames with channels on the first two, or colours on the last; everything else is
+        flattened.
     action_space
         A ``Discrete`` that starts at 0.
     hidden
