@@ -12,6 +12,7 @@ from clusterenv.policies.adapters import (
     Random,
 )
 from clusterenv.policies.policy import Context, Decision, Policy
+from clusterenv.policies.squashed import SquashedGaussian, SquashedNormal
 
 __all__ = [
     "Categorical",
@@ -24,4 +25,6 @@ __all__ = [
     "PaperAgent",
     "Policy",
     "Random",
+    "SquashedGaussian",
+    "SquashedNormal",
 ]
