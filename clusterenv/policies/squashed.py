@@ -58,7 +58,8 @@ class SquashedNormal(Distribution):
     @property
     def support(self) -> constraints.Constraint:
         low, high = self.center - self.radius, self.center + self.radius
-        return constraints.independent(constraints.interval(low, high), self.radius.ndim)
+        within = constraints.interval(low, high)  # type: ignore[no-untyped-call]
+        return constraints.independent(within, self.radius.ndim)  # type: ignore[no-untyped-call]
 
     @property
     def median(self) -> Tensor:
@@ -70,7 +71,7 @@ class SquashedNormal(Distribution):
 
     def raw_rsample(self, sample_shape: tuple[int, ...] = ()) -> Tensor:
         """Draw from the normals, before squashing, with gradients."""
-        noise = torch.randn((*sample_shape, *self.loc.shape), dtype=self.loc.dtype)
+        noise = torch.randn_like(self.loc.expand(*sample_shape, *self.loc.shape))
         return self.loc + self.log_std.exp() * noise
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
@@ -106,7 +107,7 @@ def unsquash(unit: Tensor) -> Tensor:
     return torch.atanh(unit.clamp(-most, most))
 
 
-@register_kl(SquashedNormal, SquashedNormal)
+@register_kl(SquashedNormal, SquashedNormal)  # type: ignore[no-untyped-call, untyped-decorator]
 def _kl_squashed(p: SquashedNormal, q: SquashedNormal) -> Tensor:
     same = torch.equal(p.center, q.center) and torch.equal(p.radius, q.radius)
     if not same:  # neither is a density on the other's actions
@@ -219,11 +220,11 @@ class SquashedGaussian(Policy):
             raise ValueError(f"epsilon={epsilon} was published; it is from 0 to 1")
         if epsilon == 0:
             return raw, made.raw_log_prob(raw)
-        explore = torch.rand(raw.shape[0]) < epsilon
+        explore = torch.rand(raw.shape[0], device=raw.device) < epsilon
         uniform = unsquash(2 * torch.rand_like(raw) - 1)
         raw = torch.where(explore.view(-1, *[1] * self.radius.ndim), uniform, raw)
         density = -(2 * self.radius).log().sum()  # of a uniform action
-        shares = torch.tensor([1 - epsilon, epsilon]).log()
+        shares = torch.tensor([1 - epsilon, epsilon], device=raw.device).log()
         return raw, torch.logaddexp(shares[0] + made.raw_log_prob(raw), shares[1] + density)
 
 
@@ -240,7 +241,7 @@ def _range(log_std: Any) -> tuple[float, float]:
 
 
 def _bounds(space: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return low, high, center and radius the width of a space that tanh can fill."""
+    """Return low, high, center and radius (half the width) of a space that tanh can fill."""
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
         raise ConfigError(
             f"SquashedGaussian acts in a Box, got {space}; for discrete actions: "
