@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -47,5 +49,6 @@ class FlatAdam(torch.optim.Adam):
         """Make a step down a loss, its gradient clipped to a norm."""
         self.gradient.zero_()
         loss.backward()  # type: ignore[no-untyped-call]
-        self.gradient.mul_((max_norm / (self.gradient.norm() + 1e-6)).clamp(max=1.0))
+        if max_norm < math.inf:
+            self.gradient.mul_((max_norm / (self.gradient.norm() + 1e-6)).clamp(max=1.0))
         self.step()
