@@ -243,7 +243,9 @@ def _range(log_std: Any) -> tuple[float, float]:
         raise ConfigError(f"log_std must be two numbers, got {shown(log_std)}: {right}")
     low, high = (check_number("log_std", end, right, least=-50, most=50) for end in ends)
     if low >= high:
-        raise ConfigError(f"log_std must be a smaller and a larger number, got {log_std}: {right}")
+        raise ConfigError(
+            f"log_std must be a smaller and a larger number, got {shown(log_std)}: {right}"
+        )
     return low, high
 
 
