@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from clusterenv.head.vector.make_vec import make_vec
     from clusterenv.head.vector.sb3 import SB3VecEnv as SB3VecEnv
     from clusterenv.simulation.env_faults import EnvFaults
-    from clusterenv.store import ReplayStore, RolloutStore, open_dataset, to_minari
+    from clusterenv.store import ReplayStore, RolloutStore, from_minari, open_dataset, to_minari
     from clusterenv.sync.announcement import Announcement
     from clusterenv.sync.rules import Divergence, Every, EveryVersion, Never
 
@@ -52,6 +52,7 @@ __all__ = [
     "env_spaces",
     "errors",
     "follow",
+    "from_minari",
     "make_vec",
     "open_dataset",
     "policies",
@@ -79,7 +80,7 @@ _MODULES = {
     "head.vector.make_vec": ("make_vec",),
     "head.vector.sb3": ("SB3VecEnv",),
     "simulation.env_faults": ("EnvFaults",),
-    "store": ("ReplayStore", "RolloutStore", "open_dataset", "to_minari"),
+    "store": ("ReplayStore", "RolloutStore", "from_minari", "open_dataset", "to_minari"),
     "sync.announcement": ("Announcement",),
     "sync.rules": ("Divergence", "Every", "EveryVersion", "Never"),
 }

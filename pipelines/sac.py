@@ -63,6 +63,16 @@ class Args(ReplayArgs):
 # fmt: off
 PRESETS: dict[str, dict[str, Any]] = {
     "Pendulum-v1": {"total_steps": 20_000, "lr": 1e-3, "hidden": (64, 64), "log_every": 500},
+    "LunarLanderContinuous-v3": {  # a lower entropy hovers instead of landing
+        "total_steps": 500_000, "num_envs": 16, "lr": 1e-3, "anneal": True, "tau": 0.02,
+        "target_entropy": -1.0, "hidden": (128, 128), "batch": 128, "n_step": 3,
+        "rows_per_update": 8, "min_rows": 5_000, "random_steps": 10_000, "capacity": 500_000,
+        "log_every": 5_000, "checkpoint_every": 50_000,
+    },
+    "HalfCheetah-v5": {
+        "total_steps": 500_000, "min_rows": 5_000, "random_steps": 5_000, "capacity": 500_000,
+        "log_every": 5_000, "checkpoint_every": 50_000,
+    },
 }
 # fmt: on
 

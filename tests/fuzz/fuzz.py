@@ -318,6 +318,7 @@ def _names(client: Client, here: Path) -> dict[str, Any]:
         "policy": policies.Categorical(nn.Linear(4, 2)),
         "agent": Agent(),
         "rollouts": clusterenv.RolloutStore(),
+        "recorded": clusterenv.to_minari(here / "saved", "fuzz/recorded-v0", env=OfBatch()),
     }
 
 

@@ -180,6 +180,7 @@ TARGETS = (
         {**_SAVED, "dataset_id": "'fuzz/x-v0'", "env": "OfBatch()"},
         form="minari.delete_dataset({}.id)",
     ),
+    Target("clusterenv.from_minari", {"dataset": "recorded", "directory": "here / 'from-minari'"}),
     Target("clusterenv.to_tensordict", {"columns": "batch.torch().columns"}),
     # Policies
     Target("policies.Categorical", {"module": "nn.Linear(4, 2)"}),
