@@ -33,8 +33,9 @@ from pipelines.experiment.checks import (
     NotNegative,
     Positive,
 )
-from pipelines.networks.continuous import Actor, TwinQ, follow
+from pipelines.networks.continuous import Actor, TwinQ
 from pipelines.networks.flat_adam import FlatAdam
+from pipelines.networks.target import follow
 
 __all__ = ["SAC", "Args", "Temperature", "targets"]
 

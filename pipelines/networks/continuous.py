@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from clusterenv.errors import ConfigError
 from pipelines.networks.images import is_image
 
-__all__ = ["Actor", "TwinQ", "follow"]
+__all__ = ["Actor", "TwinQ"]
 
 
 class Actor(nn.Module):
@@ -92,13 +92,6 @@ class TwinQ(nn.Module):
         for weight, bias in layers:
             features = torch.baddbmm(bias, features, weight).relu()
         return torch.baddbmm(last[1], features, last[0]).squeeze(-1)
-
-
-@torch.no_grad()
-def follow(target: nn.Module, module: nn.Module, step: float) -> None:
-    """Move a target network's parameters by this part of the way to a module's."""
-    for ours, theirs in zip(target.parameters(), module.parameters(), strict=True):
-        ours.lerp_(theirs, step)
 
 
 def _inputs(space: gym.Space[Any]) -> int:

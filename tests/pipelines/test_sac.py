@@ -22,7 +22,8 @@ from clusterenv.policies import Context, SquashedGaussian
 from clusterenv.store import NStep, ReplayStore, Uniform
 from pipelines import cli
 from pipelines.experiment import run
-from pipelines.networks.continuous import Actor, TwinQ, follow
+from pipelines.networks.continuous import Actor, TwinQ
+from pipelines.networks.target import follow
 from pipelines.sac import SAC, Args, Temperature, targets
 from pipelines.tools.saved_policies import load_run
 
