@@ -64,7 +64,7 @@ class Args(ReplayArgs):
 # fmt: off
 PRESETS: dict[str, dict[str, Any]] = {
     "Pendulum-v1": {"total_steps": 20_000, "lr": 1e-3, "hidden": (64, 64), "log_every": 500},
-    "LunarLanderContinuous-v3": {  # a lower entropy hovers instead of landing
+    "LunarLanderContinuous-v3": {
         "total_steps": 500_000, "num_envs": 16, "lr": 1e-3, "anneal": True, "tau": 0.02,
         "target_entropy": -1.0, "hidden": (128, 128), "batch": 128, "n_step": 3,
         "rows_per_update": 8, "min_rows": 5_000, "random_steps": 10_000, "capacity": 500_000,
@@ -164,22 +164,22 @@ class SAC(ReplayAlgorithm[Args]):
     def learn(self, rows: Mapping[str, Tensor], progress: float) -> tuple[Losses, Tensor]:
         lr = self.anneal(self.actor_optimizer, progress)
         self.critic_optimizer.param_groups[0]["lr"] = lr * self.args.critic_lr / self.args.lr
-        losses, errors = self.judge(rows)
-        self.updates += 1
+        losses, errors = self.update_critics(rows)
         if self.updates % self.args.actor_every == 0:
-            losses |= self.act_better(rows["obs"])
+            losses |= self.update_actor(rows["obs"])
+        self.updates += 1
         follow(self.target, self.q, self.args.tau)
         return {"lr": lr, "alpha": self.temperature.alpha, **losses}, errors
 
-    def draw(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+    def sample(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Return actions of the policy and their log-probabilities, in units of the bounds."""
         action, log_prob = self.policy.rsample(obs)
         return self.policy.unit(action), log_prob + self.log_scale
 
-    def judge(self, rows: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+    def update_critics(self, rows: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """Make one step of the critics; return losses, and the error of each row."""
         with torch.no_grad():
-            action, log_prob = self.draw(rows["next_obs"])
+            action, log_prob = self.sample(rows["next_obs"])
             values = self.target(rows["next_obs"], action)
             wanted = targets(rows, values, log_prob, self.temperature.alpha)
         values = self.q(rows["obs"], self.policy.unit(rows["action"]))
@@ -188,9 +188,9 @@ class SAC(ReplayAlgorithm[Args]):
         self.critic_optimizer.descend(loss, self.args.grad_norm)
         return {"loss": loss, "q": values.detach().mean()}, errors.detach().abs().mean(0)
 
-    def act_better(self, obs: Tensor) -> dict[str, Tensor]:
+    def update_actor(self, obs: Tensor) -> dict[str, Tensor]:
         """Make one step of the actor and of the temperature; return losses and the entropy."""
-        action, log_prob = self.draw(obs)
+        action, log_prob = self.sample(obs)
         self.q.requires_grad_(False)  # no gradient for its weights: a third of the work
         value = self.q(obs, action).min(0).values
         policy_loss = (self.temperature.alpha * log_prob - value).mean()

@@ -180,16 +180,16 @@ def test_an_update_moves_what_it_should() -> None:
     before = state()
     learner.learn(rows, 0.0)
     first = state()
-    assert torch.equal(first["actor"], before["actor"])  # every second update alone
-    assert torch.equal(first["alpha"], before["alpha"])
+    for name in before:
+        assert not torch.equal(first[name], before[name]), name
     expected = before["target"] + 0.25 * (first["q"] - before["target"])
     torch.testing.assert_close(first["target"], expected)
-    assert not torch.equal(first["q"], before["q"])
     learner.learn(rows, 0.0)
     second = state()
-    assert not torch.equal(second["actor"], first["actor"])
-    assert not torch.equal(second["alpha"], first["alpha"])
-    learner.act_better(rows["obs"])
+    assert torch.equal(second["actor"], first["actor"])  # every second update alone
+    assert torch.equal(second["alpha"], first["alpha"])
+    assert not torch.equal(second["q"], first["q"])
+    learner.update_actor(rows["obs"])
     assert torch.equal(state()["q"], second["q"])  # the critics judge, and do not learn from it
     assert all(parameter.requires_grad for parameter in learner.q.parameters())
 
@@ -198,7 +198,7 @@ def test_errors_are_of_both_critics_and_weights_count() -> None:
     learner, rows = learner_of(initial_alpha=0.3), some_rows()
     torch.manual_seed(5)
     with torch.no_grad():
-        action, log_prob = learner.draw(rows["next_obs"])
+        action, log_prob = learner.sample(rows["next_obs"])
         wanted = targets(rows, learner.target(rows["next_obs"], action), log_prob, 0.3)
         errors = learner.q(rows["obs"], learner.policy.unit(rows["action"])) - wanted
     torch.manual_seed(5)
@@ -209,7 +209,7 @@ def test_errors_are_of_both_critics_and_weights_count() -> None:
     before = [parameter.clone() for parameter in learner.q.parameters()]
     learner = learner_of()
     before = [parameter.clone() for parameter in learner.q.parameters()]
-    learner.judge({**rows, "weights": torch.zeros(32)})
+    learner.update_critics({**rows, "weights": torch.zeros(32)})
     for old, new in zip(before, learner.q.parameters(), strict=True):
         assert torch.equal(old, new)
 
@@ -231,7 +231,7 @@ def test_the_entropy_comes_to_its_target() -> None:
     rows = {**some_rows(256), "terminated": torch.ones(256, dtype=torch.bool)}
     rows |= {"reward": torch.zeros(256), "weights": torch.ones(256)}
     learner = learner_of(lr=3e-3, alpha_lr=1e-2, initial_alpha=0.01, target_entropy=0.5)
-    assert -learner.draw(rows["obs"])[1].mean().item() > 0.7
+    assert -learner.sample(rows["obs"])[1].mean().item() > 0.7
     for _ in range(600):
         losses, _ = learner.learn(rows, 0.0)
     assert losses["entropy"].item() == pytest.approx(0.5, abs=0.2)
