@@ -67,7 +67,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "LunarLanderContinuous-v3": {
         "total_steps": 500_000, "num_envs": 16, "lr": 1e-3, "anneal": True, "tau": 0.02,
         "target_entropy": -1.0, "hidden": (128, 128), "batch": 128, "n_step": 3,
-        "rows_per_update": 8, "min_rows": 5_000, "random_steps": 10_000, "capacity": 500_000,
+        "rows_per_update": 4, "min_rows": 5_000, "random_steps": 10_000, "capacity": 500_000,
         "log_every": 5_000, "checkpoint_every": 50_000,
     },
     "HalfCheetah-v5": {
