@@ -20,6 +20,7 @@ ABOUT = {
     "impala": "train by IMPALA, whose actors do not wait",
     "impact": "train by IMPACT, IMPALA with a target network",
     "vmpo": "train by V-MPO, the better half of the actions",
+    "sac": "train by SAC, continuous actions from a replay store",
 }
 CLASSES = {
     "ppo": "PPO",
@@ -28,6 +29,7 @@ CLASSES = {
     "impala": "IMPALA",
     "impact": "IMPACT",
     "vmpo": "VMPO",
+    "sac": "SAC",
 }
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pipelines import apex, dqn, impact, impala, ppo, vmpo
+from pipelines import apex, dqn, impact, impala, ppo, sac, vmpo
 from pipelines.experiment import RunArgs
 from pipelines.tools import collect, evaluate, export
 
@@ -90,6 +90,7 @@ def test_messages_in_troubleshooting_are_those_of_the_source() -> None:
         ("train impala", impala.Args, RunArgs),
         ("train impact", impact.Args, impala.Args),
         ("train vmpo", vmpo.Args, RunArgs),
+        ("train sac", sac.Args, RunArgs),
         ("evaluate", evaluate.Args, None),
         ("export", export.Args, None),
         ("collect", collect.Args, None),

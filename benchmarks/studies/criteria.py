@@ -61,6 +61,9 @@ TASKS: dict[tuple[str, str], Task] = {
     ("LunarLander-v3", "vmpo"): Task(1_500_000, 220),
     ("Pendulum-v1", "impact"): Task(1_000_000, -200, "RLlib: -300"),
     ("Pendulum-v1", "vmpo"): Task(1_000_000, -200),
+    ("Pendulum-v1", "sac"): Task(20_000, -200, "RLlib: -250 in 20k"),
+    ("LunarLanderContinuous-v3", "sac"): Task(500_000, 240),
+    ("HalfCheetah-v5", "sac"): Task(500_000, 4_000),
 }
 EVALUATIONS = 25  # beside each run
 
