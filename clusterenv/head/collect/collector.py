@@ -21,8 +21,13 @@ from clusterenv.data.pickling import dumps_by_value
 from clusterenv.data.spaces import Layout
 from clusterenv.data.summary import Summary
 from clusterenv.errors import ClosedError, ConfigError, shown
-from clusterenv.head.collect.inference import GROUPS, Inference, stand_in
-from clusterenv.head.collect.options import CollectorOptions, InferenceOptions
+from clusterenv.head.collect.inference import (
+    GROUPS,
+    Inference,
+    InferenceOptions,
+    stand_in,
+)
+from clusterenv.head.collect.options import CollectorOptions
 from clusterenv.head.collect.receiver import Receiver
 from clusterenv.head.fleet.launch import (
     StreamSpec,
