@@ -185,7 +185,7 @@ class FootballVector(VectorEnv[Pixels, Ints, npt.NDArray[Any]]):
 
     Notes
     -----
-    ``info`` has ``score``, ``ball_owned_team`` (0 is ours, -1 nobody), ``steps_left`` and
+    ``info`` has ``score``, ``ball_owned_team`` (0 is ours, -1 is neither side), ``steps_left`` and
     ``checkpoints``, the number passed. Seeds are those of EnvPool: environment ``i`` gets
     ``seed + i``, and ``reset(seed=…)`` makes a new pool. The original reward also asks that the
     active player is the one with the ball; EnvPool's info does not number the active player, so
