@@ -16,10 +16,11 @@ def create(path: Path) -> BinaryIO:
     return path.open("xb")
 
 
-def replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
+def replace(path: Path, write: Callable[[BinaryIO], object], *, sync: bool = True) -> None:
     """Replace a file as a whole, on the disk when this returns.
 
-    A reader, or a crash, sees the old file or the new one, never half of one.
+    A reader, or a crash, sees the old file or the new one, never half of one. Without ``sync`` the
+    system writes it to the disk when it likes, and only a crash of the machine may cost it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".tmp")
@@ -27,7 +28,8 @@ def replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
         with create(beside) as file:
             write(file)
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         beside.replace(path)
     except (OSError, RuntimeError) as error:  # torch's writer hides what the disk said
         beside.unlink(missing_ok=True)
@@ -35,6 +37,8 @@ def replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
         raise (
             OSError(cause.errno, cause.strerror, str(path)) if isinstance(cause, OSError) else error
         ) from error
+    if not sync:
+        return
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)  # the name too is on the disk before anything refers to it

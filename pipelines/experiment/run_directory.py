@@ -156,7 +156,9 @@ class RunDirectory:
         """Write what acts to a file of its own, for :func:`clusterenv.load_policy`."""
         notes = {**self._note, "steps": steps}
         files.replace(
-            self.path / POLICY, lambda file: clusterenv.save_policy(policy, file, notes=notes)
+            self.path / POLICY,
+            lambda file: clusterenv.save_policy(policy, file, notes=notes),
+            sync=False,  # a checkpoint has its weights too
         )
 
     def close(self) -> None:

@@ -88,6 +88,8 @@ def draw(runs: Sequence[Path], out: Path, group: bool = False) -> Path:
                     _line(axes, several, *evaluated, colours[name], label=label, style=".--")
             axes.set(xlabel="environment steps", title=f"{env}: {title}" if env else title)
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+            if metric != "mean_return":
+                axes.set_ylim(bottom=0)
             axes.spines[["top", "right"]].set_visible(False)
         column[0].legend(frameon=False, fontsize="small")
     out.parent.mkdir(parents=True, exist_ok=True)
