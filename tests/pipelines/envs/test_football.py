@@ -85,9 +85,8 @@ def recorded() -> Recorded:
             obs, reward, terminated, truncated, about = envs.step(action)
             ours.append((obs, reward, terminated | truncated, about["checkpoints"]))
     pool.close()
-    return Recorded(
-        *(np.stack(column) for part in (rows, ours) for column in zip(*part, strict=True))
-    )
+    columns = [*zip(*rows, strict=True), *zip(*ours, strict=True)]
+    return Recorded(*map(np.stack, columns))
 
 
 def episodes(recorded: Recorded) -> Iterator[tuple[int, range]]:
