@@ -41,7 +41,8 @@ def test_a_collector_its_batches_and_its_statistics_fit_on_a_line(client: Client
             replay.add(batch)
         stats = collector.stats()
         assert repr(collector) == (
-            "Collector('lander-<1>', num_envs=4, shards=2, sync=EveryVersion(), version=0, rows=256)"
+            "Collector('lander-<1>', num_envs=4, shards=2, sync=EveryVersion(), version=0, "
+            "rows=256)"
         )
     assert repr(collector).endswith("version=0, rows=256, closed=True)")
     assert repr(rollout).startswith("RolloutStore(rows=256, batches=2, max_lag=None")
