@@ -19,8 +19,12 @@ TRACEBACK = "--traceback"
 
 _CALLS = "make_vec|Collector|Evaluator|ReplayStore|RolloutStore|Random|connect|env_spaces"
 _RULES = (
-    (r"clusterenv\.Divergence\(([\d.e-]+)\)", r"--sync divergence --threshold \1"),
-    (r"clusterenv\.Every\((\d+)\)", r"--sync every --every \1"),
+    (
+        r"(?:clusterenv\.)?Divergence\(([\d.e-]+), max_lag=(\d+)\)",
+        r"--sync divergence --threshold \1 --max-lag \2",
+    ),
+    (r"(?:clusterenv\.)?Divergence\(([\d.e-]+)\)", r"--sync divergence --threshold \1"),
+    (r"(?:clusterenv\.)?Every\((\d+)\)", r"--sync every --every \1"),
     (r"(?:clusterenv\.)?Restarts\((?:count=)?(\d+)[^()]*\)", r"--restarts \1"),
     (r"(?:clusterenv\.)?EnvFaults\((?:count=)?(\d+)[^()]*\)", r"--env-faults \1"),
 )
@@ -58,7 +62,7 @@ class Wording:
                 text = re.sub(rf"(?:\b{name}=)?{pattern}", replacement, text)
         text = self._calls(text)
         text = re.sub(
-            r"(?<![\w/.=('\"-])(\w+)=('[^']*'|\"[^\"]*\"|-?[\w.]*\w)",
+            r"(?<![\w/.='\"-])(?<!\w\()(\w+)=('[^']*'|\"[^\"]*\"|-?[\w.]*\w)",
             lambda found: self._option(found[1], found[2]) or found[0],
             text,
         )

@@ -458,12 +458,15 @@ class Display:
 
     def close(self) -> None:
         """Show the last record, if it was not, and leave it there."""
-        form, newest, self._form = self._form, self._newest, None
+        form, newest, self._newest = self._form, self._newest, None
         if form is not None:
+            if self._terminal is not None:
+                self._terminal.flush()
             with self._unless_nobody_reads():
                 if newest is not None:
                     form.show(newest)
                 form.close()
+            self._form = None  # only now: until the panel is closed, lines go above it
 
     def sum_up(self, said: Sequence[Fact]) -> None:
         """Print facts that stay, as a table."""

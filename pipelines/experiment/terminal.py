@@ -16,6 +16,8 @@ from typing import TextIO
 
 __all__ = ["Terminal"]
 
+_PATIENCE = 5.0  # seconds for a terminal to take what was written
+
 
 class Terminal:
     """Redirects the standard descriptors that are a terminal into a function.
@@ -40,6 +42,7 @@ class Terminal:
         self.out: TextIO = os.fdopen(os.dup(self._saved[1]), "w")
         self._pipe, write = os.pipe()
         self._wake, self._waker = os.pipe()
+        self._read, self._closing = threading.Event(), False
         for fd in self._saved:
             os.dup2(write, fd)
         os.close(write)
@@ -50,8 +53,12 @@ class Terminal:
         rest = b""
         while True:
             ready, _, _ = select.select([self._pipe, self._wake], [], [])
-            if self._pipe not in ready:  # and all is read
-                break
+            if self._pipe not in ready:  # all is read, and somebody waits for that
+                os.read(self._wake, 1)
+                self._read.set()
+                if self._closing:
+                    break
+                continue
             chunk = os.read(self._pipe, 65_536)
             if not chunk:
                 break
@@ -62,15 +69,27 @@ class Terminal:
             self._show(rest)
 
     def _show(self, line: bytes) -> None:
-        if not self._say(line.decode(errors="replace").rstrip("\r")):
+        try:
+            shown = self._say(line.decode(errors="replace").rstrip("\r"))
+        except Exception:  # this thread must live, or the processes that write block
+            shown = False
+        if not shown:
             os.write(self._saved[1], line + b"\n")
+
+    def flush(self) -> None:
+        """Wait until all that was written so far is shown."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._read.clear()
+        os.write(self._waker, b"\n")
+        self._read.wait(_PATIENCE)
 
     def close(self) -> None:
         """Give the descriptors back, after all that was written so far."""
-        sys.stdout.flush()
-        sys.stderr.flush()
+        self.flush()
         for fd, saved in self._saved.items():
             os.dup2(saved, fd)
+        self._closing = True
         os.write(self._waker, b"\n")
         self._thread.join()
         self.out.close()

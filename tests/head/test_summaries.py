@@ -40,8 +40,10 @@ def test_a_collector_its_batches_and_its_statistics_fit_on_a_line(client: Client
             rollout.add(batch, 0)
             replay.add(batch)
         stats = collector.stats()
-        shown = "num_envs=4, shards=2, sync=EveryVersion(), version=0, rows=256"
-        assert repr(collector) == f"Collector('lander-<1>', {shown})"
+        assert repr(collector) == (
+            "Collector('lander-<1>', num_envs=4, shards=2, sync=EveryVersion(), version=0, "
+            "rows=256)"
+        )
     assert repr(collector).endswith("version=0, rows=256, closed=True)")
     assert repr(rollout).startswith("RolloutStore(rows=256, batches=2, max_lag=None")
     assert repr(replay).startswith("ReplayStore(rows=256, capacity=1,000, sampler=Uniform")
