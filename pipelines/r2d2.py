@@ -29,6 +29,7 @@ from clusterenv.store import Prioritized, Sequences
 from pipelines.apex import ladder
 from pipelines.experiment import Losses, ReplayAlgorithm, ReplayArgs, main
 from pipelines.experiment.checks import (
+    Bound,
     Count,
     Fraction,
     Inside,
@@ -53,7 +54,7 @@ class Args(ReplayArgs):
     sync: Literal["every-version", "every", "divergence", "never"] = "every-version"  # when to pull
     lr: Positive = 5e-4  # learning rate of Adam
     gamma: Share = 0.997  # discount per step
-    grad_norm: Positive = 40.0  # clip gradients to this norm
+    grad_norm: Bound = 40.0  # clip gradients to this norm
     hidden: tuple[Count, ...] = (64,)  # hidden layers below the LSTM
     n_step: Count = 5  # steps of a return before bootstrapping
     batch: Count = 32  # sequences per update
