@@ -151,7 +151,11 @@ class Sequences(Transitions):
 
     def _draw_by_priority(self, base: Prioritized, count: int, rng: np.random.Generator) -> Draw:
         for _ in range(8):
-            drawn = base.draw(count, rng)
+            try:
+                drawn = base.draw(count, rng)
+            except EmptyStore:
+                self._drawable()  # says which sequences are waited for
+                raise
             whole = self._complete(drawn.rows)
             if whole.all():
                 return drawn

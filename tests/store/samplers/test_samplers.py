@@ -432,9 +432,9 @@ def test_sequences_by_priority_are_drawn_by_priority_even_one_at_a_time() -> Non
 
 
 def test_a_store_without_a_complete_sequence_says_so() -> None:
-    for base in (None, Prioritized()):
+    for base, priority in ((None, False), (Prioritized(), False), (Prioritized(), True)):
         store = ReplayStore(200, sampler=Sequences(80, base=base))
-        fill(store, Fleet(episode=1e9), 2)
+        fill(store, Fleet(episode=1e9, priority=priority), 2)
         with pytest.raises(EmptyStore, match=r"no sequence of 80 rows is complete yet.*add more"):
             store.sample(2)
 
