@@ -38,11 +38,12 @@ from pipelines.experiment.checks import (
     Positive,
     Share,
 )
+from pipelines.networks.episode_rows import EpisodeRows, episodes_of
 from pipelines.networks.flat_adam import FlatAdam
 from pipelines.networks.images import stack_of
 from pipelines.networks.recurrent_q import RecurrentEpsilonGreedy, RecurrentQNetwork
 
-__all__ = ["R2D2", "Args", "RecurrentExplorers", "Rows", "episodes_of", "td_errors"]
+__all__ = ["R2D2", "Args", "RecurrentExplorers", "td_errors"]
 
 
 @dataclass(frozen=True)
@@ -107,34 +108,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 # fmt: on
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Consecutive rows of one episode in each column, ``[time, n]``; after its end, anything."""
-
-    obs: Tensor
-    """``[time + 1, n, …]``: what follows the last row too."""
-    action: Tensor
-    reward: Tensor
-    terminated: Tensor
-    truncated: Tensor
-    state: Mapping[str, Tensor]
-    """Before the first row, ``[n, …]``."""
-
-    @classmethod
-    def of(cls, sample: Mapping[str, Tensor]) -> Rows:
-        """Return the rows of a sample of :class:`clusterenv.store.Sequences`."""
-        names = ("action", "reward", "terminated", "truncated")
-        columns = {name: sample[name].transpose(0, 1) for name in names}
-        obs = torch.cat([sample["obs"][:, :1], sample["next_obs"]], 1).transpose(0, 1)
-        state = {
-            name.removeprefix("state."): column
-            for name, column in sample.items()
-            if name.startswith("state.")
-        }
-        return cls(obs, **columns, state=state)
-
-
-def td_errors(online: Tensor, target: Tensor, rows: Rows, gamma: float, n: int) -> Tensor:
+def td_errors(online: Tensor, target: Tensor, rows: EpisodeRows, gamma: float, n: int) -> Tensor:
     """Return how far the value of every row's action is from its target, ``[time, n]``.
 
     With ``h`` = :func:`clusterenv.returns.rescale`, the target is ``h(sum of up to n rewards +
@@ -155,38 +129,6 @@ def td_errors(online: Tensor, target: Tensor, rows: Rows, gamma: float, n: int) 
     returns = n_step_returns(rows.reward, following, *ends, gamma, n)
     taken = online[:-1].gather(-1, rows.action.long().unsqueeze(-1)).squeeze(-1)
     return rescale(returns) - taken
-
-
-def episodes_of(
-    fragment: Fragment, initial: Mapping[str, Tensor]
-) -> tuple[Rows, npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Return the parts of episodes in a fragment side by side, where each row is from, and a mask.
-
-    ``initial`` is the state of one environment at the start of an episode. The last row of a part
-    is as if truncated there.
-    """
-    columns, envs = fragment.columns, fragment.num_envs
-    begins = columns["step"].reshape(-1, envs) == 0
-    begins[0] = True
-    env, start = np.nonzero(begins.T)  # environment by environment, in order of time
-    end = np.append(start[1:], 0)
-    end[end == 0] = len(begins)
-    time = start + np.arange(len(begins))[:, None]
-    mask, last = time < end, time >= end - 1
-    at = np.minimum(time, end - 1) * envs + env
-    following = np.empty_like(columns["obs"])
-    following[:-envs] = columns["obs"][envs:]
-    following[fragment.tail_rows] = fragment.tail["obs"]
-    obs = np.concatenate([columns["obs"][at[:1]], following[at]])
-    goes_on = torch.from_numpy(start == 0)
-    state = {}
-    for name, before in initial.items():
-        state[name] = before.repeat(len(env), *[1] * (before.ndim - 1))
-        state[name][goes_on] = torch.from_numpy(fragment.state[name])
-    names = ("action", "reward", "terminated")
-    given = {name: torch.from_numpy(columns[name][at]) for name in names}
-    given["truncated"] = torch.from_numpy(columns["truncated"][at] | last)
-    return Rows(torch.from_numpy(obs), **given, state=state), at, mask
 
 
 class RecurrentExplorers(RecurrentEpsilonGreedy):
@@ -213,11 +155,12 @@ class RecurrentExplorers(RecurrentEpsilonGreedy):
         self.gamma = gamma
 
     def annotate(self, fragment: Fragment) -> Mapping[str, npt.NDArray[Any]]:
-        rows, at, mask = episodes_of(fragment, self.initial_state(1))
+        rows, at, mask = episodes_of(fragment, self.module.initial_state(1))
+        rows = rows.to(next(self.module.parameters()).device)
         values = self.module.unroll(rows.obs, rows.action, rows.reward, rows.state)
         errors = td_errors(values, values, rows, self.gamma, self.n_step)
         priority = np.empty(at.max() + 1, np.float32)
-        priority[at[mask]] = errors.abs().numpy()[mask]
+        priority[at[mask]] = errors.abs().cpu().numpy()[mask]
         return {"priority": priority}
 
 
@@ -265,7 +208,7 @@ class R2D2(ReplayAlgorithm[Args]):
 
     def errors(self, sample: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the TD errors of a sample, 0 where nothing is learned, and where that is."""
-        args, rows, learn = self.args, Rows.of(sample), sample["learn"].transpose(0, 1)
+        args, rows, learn = self.args, EpisodeRows.of(sample), sample["learn"].transpose(0, 1)
         state = dict(rows.state)
         if args.zero_state:
             state |= {name: torch.zeros_like(state[name]) for name in ("hidden", "cell")}

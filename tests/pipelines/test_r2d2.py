@@ -29,8 +29,9 @@ from pipelines.experiment import run
 from pipelines.experiment.directories import note_of
 from pipelines.experiment.episodes import Episodes
 from pipelines.experiment.feeds import ReplayFeed
+from pipelines.networks.episode_rows import EpisodeRows
 from pipelines.networks.recurrent_q import RecurrentEpsilonGreedy, RecurrentQNetwork
-from pipelines.r2d2 import R2D2, Args, RecurrentExplorers, Rows, td_errors
+from pipelines.r2d2 import R2D2, Args, RecurrentExplorers, td_errors
 from pipelines.tools.saved_policies import load_policy, load_run
 
 BOX = gym.spaces.Box(-1, 1, (3,), np.float32)
@@ -117,7 +118,7 @@ def sample_of(burn_in: int = 2, n: int = 5, time: int = 6) -> dict[str, Tensor]:
 
 def test_unrolling_gives_the_values_that_acting_step_by_step_does() -> None:
     q, sample = learner_of().q, sample_of()
-    rows = Rows.of(sample)
+    rows = EpisodeRows.of(sample)
     found = q.unroll(rows.obs, rows.action, rows.reward, rows.state)
     assert found.shape == (7, 5, 2)
     state = dict(rows.state)
@@ -131,12 +132,12 @@ def test_unrolling_gives_the_values_that_acting_step_by_step_does() -> None:
         torch.testing.assert_close(q.unroll(*_steps(rows), burn_in), found)
 
 
-def _steps(rows: Rows) -> tuple[Any, ...]:
+def _steps(rows: EpisodeRows) -> tuple[Any, ...]:
     return rows.obs, rows.action, rows.reward, rows.state
 
 
 def test_no_gradient_comes_from_later_rows_into_the_burn_in() -> None:
-    q, rows = learner_of().q, Rows.of(sample_of())
+    q, rows = learner_of().q, EpisodeRows.of(sample_of())
     obs, hidden = rows.obs.clone().requires_grad_(), rows.state["hidden"].clone().requires_grad_()
     steps = (obs, rows.action, rows.reward, {**rows.state, "hidden": hidden})
     exact = torch.tensor([True, False, False, False, False])
@@ -272,7 +273,7 @@ def test_sequences_begin_with_what_the_acting_network_had_and_its_priorities(
             store.add(batch)
             rows += judged(policy, batch)
     sample = store.sample(256, columns=["q", "priority", "step"], tensors=True)
-    steps = Rows.of(sample)
+    steps = EpisodeRows.of(sample)
     with torch.no_grad():
         found = policy.module.unroll(*_steps(steps))[:-1].max(-1).values
     mask = sample["mask"].T
@@ -337,7 +338,7 @@ def test_errors_are_those_of_the_equations() -> None:
     online = torch.tensor([[[1.1, 0.0]], [[1.1, 9.0]], [[3.1, 4.0]], [[0.0, 5.0]]])
     target = torch.tensor([[[0.0, 0.0]], [[7.0, 1.2]], [[7.0, 0.2]], [[7.0, 2.2]]])
     ends = torch.tensor([[True], [False], [False]])
-    rows = Rows(
+    rows = EpisodeRows(
         obs=torch.zeros(4, 1, 1),
         action=torch.zeros(3, 1, dtype=torch.long),
         reward=torch.tensor([[-1.3], [-1.3], [2.3]]),
@@ -358,7 +359,7 @@ def test_both_networks_begin_with_the_stored_state_and_the_loss_is_weighed() -> 
     with torch.no_grad():
         for parameter in learner.target.parameters():
             parameter.mul_(1.5)
-        rows = Rows.of(sample)
+        rows = EpisodeRows.of(sample)
         online, target = (net.unroll(*_steps(rows)) for net in (learner.q, learner.target))
         expected = td_errors(online, target, rows, learner.args.gamma, 2)
     learn = sample["learn"].T

@@ -132,7 +132,7 @@ class Sequences(Transitions):
         whole = self._are_complete(slots, mask)
         self._unrated = waiting[~whole]
         if whole.any():
-            errors = self.ring.columns["priority"][slots[whole]]
+            errors = self.ring.columns["priority"][slots[whole]].astype(np.float64)
             learn = self._to_learn(slots[whole], mask[whole])
             found = sequence_priorities(torch.from_numpy(errors).T, torch.from_numpy(learn).T)
             base.update(waiting[whole], found.numpy())
