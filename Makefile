@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo quickstart test test-slurm lint docs docs-serve bench bench-peers bench-replay chaos fuzz clean
+.PHONY: help demo quickstart test test-slurm lint docs docs-serve dist bench bench-peers bench-replay chaos fuzz clean
 .DEFAULT_GOAL := help
 
 help:  ## show what there is
@@ -54,6 +54,10 @@ docs: .venv/dev  ## build the documentation into site/; a warning is an error
 docs-serve: .venv/dev  ## show the documentation on this machine, and again when a page changes
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
 
+dist: .venv/dev  ## build the wheel and the source distribution into dist/
+	rm -rf build dist
+	$(BIN)/python -m build
+
 bench: .venv/dev  ## measure steps and rows per second
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/collect.py
@@ -78,4 +82,4 @@ chaos: .venv/dev  ## half an hour of faults while DQN collects; every row is che
 	$(BIN)/python tests/chaos/chaos.py
 
 clean:  ## remove what the commands above made
-	rm -rf .venv .venv-peers site .mypy_cache .ruff_cache .pytest_cache *.egg-info
+	rm -rf .venv .venv-peers build dist site .mypy_cache .ruff_cache .pytest_cache *.egg-info

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from clusterenv.head.vector.sb3 import SB3VecEnv as SB3VecEnv
     from clusterenv.policies.saved import load_policy, save_policy
     from clusterenv.simulation.env_faults import EnvFaults
-    from clusterenv.store import ReplayStore, RolloutStore, open_dataset, to_minari
+    from clusterenv.store import ReplayStore, RolloutStore, from_minari, open_dataset, to_minari
     from clusterenv.sync.announcement import Announcement
     from clusterenv.sync.rules import Divergence, Every, EveryVersion, Never
 
@@ -53,6 +53,7 @@ __all__ = [
     "env_spaces",
     "errors",
     "follow",
+    "from_minari",
     "load_policy",
     "make_vec",
     "open_dataset",
@@ -83,7 +84,7 @@ _MODULES = {
     "head.vector.sb3": ("SB3VecEnv",),
     "policies.saved": ("load_policy", "save_policy"),
     "simulation.env_faults": ("EnvFaults",),
-    "store": ("ReplayStore", "RolloutStore", "open_dataset", "to_minari"),
+    "store": ("ReplayStore", "RolloutStore", "from_minari", "open_dataset", "to_minari"),
     "sync.announcement": ("Announcement",),
     "sync.rules": ("Divergence", "Every", "EveryVersion", "Never"),
 }
@@ -102,4 +103,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_DEFINED_IN})
+    return sorted({*__all__, *_DEFINED_IN, *_SUBMODULES})

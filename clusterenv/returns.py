@@ -1,4 +1,4 @@
-"""Value targets of on-policy learners: pure functions on tensors ``[time, env]``.
+"""Value targets of learners: pure functions on tensors ``[time, env]``.
 
 Termination and truncation are kept apart. An episode that terminated is over, and nothing comes
 after it; one that was truncated would have gone on, so its last step bootstraps from the value of
@@ -23,7 +23,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["VTrace", "discounted_sums", "gae", "next_values", "vtrace"]
+__all__ = [
+    "VTrace",
+    "discounted_sums",
+    "gae",
+    "inverse_rescale",
+    "n_step_returns",
+    "next_values",
+    "rescale",
+    "sequence_priorities",
+    "vtrace",
+]
 
 
 @torch.no_grad()
@@ -237,6 +247,131 @@ def vtrace(
     if mask is not None:
         advantages = advantages.where(mask, 0.0)
     return VTrace(values + excess, advantages)
+
+
+@torch.no_grad()
+def n_step_returns(
+    rewards: Tensor,
+    next_values: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    gamma: float | Tensor,
+    n: int,
+) -> Tensor:
+    """Return the discounted sum of up to ``n`` rewards of every row, and what follows them.
+
+    With ``m <= n`` rows from row ``t`` on, and ``V'``, the value of the true next observation::
+
+        R_t = r_t + gamma r_{t+1} + … + gamma^m (1 - terminated_{t+m-1}) V'_{t+m-1}
+
+    ``m`` is less than ``n`` where an episode ends, in either way, and in the last ``n - 1`` rows.
+
+    Parameters
+    ----------
+    rewards, next_values, terminated, truncated
+        As for :func:`gae`.
+    gamma
+        Discount per step; or of every row, ``[time, env]``.
+    n
+        Maximum number of steps.
+
+    Returns
+    -------
+    Tensor
+        ``[time, env]``.
+
+    Raises
+    ------
+    ValueError
+        If not all are ``[time, env]``, the flags are not boolean, or ``n`` is not positive.
+
+    Examples
+    --------
+    >>> no, ones = torch.zeros(3, 1, dtype=torch.bool), torch.ones(3, 1)
+    >>> n_step_returns(ones, 8 * ones, no, no, gamma=0.5, n=2).flatten().tolist()
+    [3.5, 3.5, 5.0]
+    """
+    floats = {"rewards": rewards, "next_values": next_values}
+    if isinstance(gamma, Tensor):
+        floats["gamma"] = gamma
+    _check_alike(floats, {"terminated": terminated, "truncated": truncated})
+    if n < 1:
+        raise ValueError(f"n must be 1 or more, got {n}")
+    one_step = rewards + gamma * next_values.masked_fill(terminated, 0.0)
+    goes_on = ~(terminated | truncated)[:-1]
+    returns = one_step
+    for _ in range(n - 1):  # of one step, of up to two, …
+        longer = rewards[:-1] + (gamma[:-1] if isinstance(gamma, Tensor) else gamma) * returns[1:]
+        returns = torch.cat([longer.where(goes_on, one_step[:-1]), one_step[-1:]])
+    return returns
+
+
+@torch.no_grad()
+def rescale(values: Tensor, eps: float = 1e-3) -> Tensor:
+    """Return values on the scale on which R2D2's network learns them (Pohlen et al., 2018).
+
+    ``h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x``: rewards need not be clipped, as large values
+    differ less.
+
+    Examples
+    --------
+    >>> [round(h, 4) for h in rescale(torch.tensor([-3.0, 0.0, 100.0])).tolist()]
+    [-1.003, 0.0, 9.1499]
+    """
+    return values.sign() * ((values.abs() + 1).sqrt() - 1) + eps * values
+
+
+@torch.no_grad()
+def inverse_rescale(values: Tensor, eps: float = 1e-3) -> Tensor:
+    """Return what :func:`rescale` was given.
+
+    ``h^-1(x) = sign(x) (u^2 - 1)`` with ``u = (sqrt(1 + 4 eps (|x| + 1 + eps)) - 1) / (2 eps)``.
+
+    Examples
+    --------
+    >>> [round(x, 3) for x in inverse_rescale(torch.tensor([-1.003, 0.0, 9.1499])).tolist()]
+    [-3.0, 0.0, 100.001]
+    """
+    above = values.abs() + 1 + eps
+    u = 2 * above / ((1 + 4 * eps * above).sqrt() + 1)  # as above, without a difference
+    return values.sign() * (u.square() - 1)
+
+
+@torch.no_grad()
+def sequence_priorities(errors: Tensor, mask: Tensor, eta: float = 0.9) -> Tensor:
+    """Return the priority of every sequence: ``eta max |error| + (1 - eta) mean |error|``.
+
+    Parameters
+    ----------
+    errors
+        TD errors, ``[time, sequence]``.
+    mask
+        Which rows count, ``[time, sequence]``, boolean: those that are learned from. A sequence
+        of which none counts has the priority 0.
+    eta
+        Share of the largest error.
+
+    Returns
+    -------
+    Tensor
+        ``[sequence]``.
+
+    Raises
+    ------
+    ValueError
+        If the shapes differ, or the mask is not boolean.
+
+    Examples
+    --------
+    >>> errors = torch.tensor([[9.0], [-2.0], [1.0]])
+    >>> mask = torch.tensor([[False], [True], [True]])
+    >>> round(sequence_priorities(errors, mask).item(), 4)
+    1.95
+    """
+    _check_alike({"errors": errors}, {"mask": mask})
+    size = errors.abs().where(mask, 0.0)
+    mean = size.sum(0) / mask.sum(0).clamp(min=1)
+    return eta * size.amax(0) + (1 - eta) * mean
 
 
 @torch.no_grad()

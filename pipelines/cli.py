@@ -9,14 +9,17 @@ import dataclasses
 import difflib
 import errno
 import importlib
+import logging
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipelines import learners
+from pipelines.messages import TRACEBACK, Wording, without_traceback
 
 __all__ = ["commands", "main"]
 
@@ -29,6 +32,7 @@ TRAINING = (
     "tensorboard",
     "tyro",
 )  # packages of the extra train
+UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 DOCTORS = ("--cluster", "--env", "--workers", "--timeout")
 
 
@@ -61,7 +65,8 @@ def _learner(name: str, entry: EntryPoint) -> Command:
 def _doctor(words: Sequence[str]) -> int:
     from clusterenv import doctor
 
-    return doctor.main(words)
+    wording = Wording([option[2:] for option in DOCTORS])
+    return doctor.main(words, wording=lambda text: wording.of(without_traceback(text)))
 
 
 def _bench(words: Sequence[str]) -> int:
@@ -105,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_help())
         return DONE if words else USAGE
     if words[0] == "train" and words[1:] in ([], ["-h"], ["--help"]):
-        print(_help())
+        print(_train_help())
         return DONE if words[1:] else USAGE
     if words[0] in ("-V", "--version"):
         from clusterenv import __version__
@@ -120,10 +125,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name is None:
         print(f"clusterenv: {_unknown(words)}", file=sys.stderr)
         return USAGE
+    whole = TRACEBACK in words
+    words = [word for word in words if word != TRACEBACK]
+    speech = _Speech(known[name], whole)
     try:
-        return known[name].run(words[len(name.split()) :]) or DONE
+        with speech.of_log():
+            return known[name].run(words[len(name.split()) :]) or DONE
     except Exception as error:
-        said, code = _told(error)
+        said, code = _told(error, speech)
         if not said:
             raise
         print(f"clusterenv {name}: {said}", file=sys.stderr)
@@ -135,12 +144,50 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _told(error: Exception) -> tuple[str, int]:
+class _Speech:
+    """How a command says what the library does: in its own options, without tracebacks."""
+
+    def __init__(self, command: Command, whole: bool) -> None:
+        self._command, self._whole = command, whole
+
+    def __call__(self, text: str, *, translated: bool = True) -> str:
+        if self._whole:
+            return text
+        brief = without_traceback(text)
+        if translated and self._command.options is not None:
+            names = [field.name for field in dataclasses.fields(self._command.options())]
+            brief = Wording(names).of(brief)
+        return brief if "On the worker:" not in text else f"{brief}\n{TRACEBACK} shows where"
+
+    @contextmanager
+    def of_log(self) -> Iterator[None]:
+        """Print the library's warnings in the same way."""
+        handler = _Stderr(self)
+        logger = logging.getLogger("clusterenv")
+        logger.addHandler(handler)
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
+
+
+class _Stderr(logging.Handler):
+    """Prints warnings to the standard error of the moment, which a panel may have redirected."""
+
+    def __init__(self, speech: _Speech) -> None:
+        super().__init__(logging.WARNING)
+        self._speech = speech
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self._speech(record.getMessage(), translated=False), file=sys.stderr)
+
+
+def _told(error: Exception, speech: _Speech) -> tuple[str, int]:
     """Return the message for an error, and the exit code; no message if it is unexpected."""
     from clusterenv.errors import ClusterEnvError, ConfigError, UnknownEnv
 
     if isinstance(error, ClusterEnvError):
-        return str(error), USAGE if isinstance(error, (ConfigError, UnknownEnv)) else FAILED
+        return speech(str(error)), USAGE if isinstance(error, (ConfigError, UnknownEnv)) else FAILED
     if isinstance(error, ModuleNotFoundError) and error.name in TRAINING:
         return f"{error.name} is not installed: pip install 'clusterenv[train]'", FAILED
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -149,6 +196,8 @@ def _told(error: Exception) -> tuple[str, int]:
             f"no room left on the disk{where}. Make room and go on; what a run saved last is "
             "whole: clusterenv inspect tells what that is"
         ), FAILED
+    if isinstance(error, OSError) and error.errno in UNWRITABLE and error.filename:
+        return f"{error.filename} cannot be written: {error.strerror}", USAGE
     return "", FAILED
 
 
@@ -162,7 +211,7 @@ def completion() -> str:
             fields = dataclasses.fields(command.options())
             named = [field for field in fields if "Positional" not in str(field.type)]
             names = [field.name.replace("_", "-") for field in named]
-            flags = " ".join(f"--{name}" for name in (*names, "options"))
+            flags = " ".join(f"--{name}" for name in (*names, "options", "traceback"))
             cases.append(f'    "{name}"*) words="{flags}" ;;')
     cases.append(f'    doctor*) words="{" ".join(DOCTORS)}" ;;')
     return "\n".join(
@@ -188,8 +237,22 @@ def _help() -> str:
         "",
         "clusterenv --version tells the version,",
         "clusterenv COMMAND --help tells a command's options;",
+        f"clusterenv COMMAND {TRACEBACK} shows the traceback of an error on a worker;",
         "source <(clusterenv completion) completes them in bash.",
         "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.",
+    ]
+    return "\n".join(lines)
+
+
+def _train_help() -> str:
+    lines = ["usage: clusterenv train LEARNER [OPTIONS]", "", "The learners:", ""]
+    for name, command in commands().items():
+        if name.startswith("train "):
+            lines.append(f"  {name.removeprefix('train '):<12} {command.about}")
+    lines += [
+        "",
+        "clusterenv train LEARNER --help tells a learner's options and its presets:",
+        "clusterenv train ppo --env CartPole-v1 --help",
     ]
     return "\n".join(lines)
 

@@ -22,6 +22,7 @@ from pipelines.experiment.checks import Count, Fraction, Limit, Positive, Share
 from pipelines.networks.flat_adam import FlatAdam
 from pipelines.networks.images import stack_of
 from pipelines.networks.q_network import QNetwork
+from pipelines.networks.target import follow
 
 __all__ = ["DQN", "Args", "QArgs", "targets"]
 
@@ -127,11 +128,9 @@ class DQN(ReplayAlgorithm[QArgs]):
         losses: Losses = {"lr": lr, "loss": loss, "q": values.mean(), "grad_norm": norm}
         return losses, (wanted - values).abs()
 
-    @torch.no_grad()
     def move_target(self) -> None:
         """Move the target network towards the one that learns."""
-        for ours, theirs in zip(self.target.parameters(), self.q.parameters(), strict=True):
-            ours.lerp_(theirs, self.args.tau)
+        follow(self.target, self.q, self.args.tau)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "updates": self.updates}

@@ -17,17 +17,21 @@ ABOUT = {
     "ppo": "train by PPO, the policy on the workers",
     "dqn": "train by double DQN from a replay store",
     "apex": "train by Ape-X, an epsilon per environment",
+    "r2d2": "train by R2D2, an LSTM from stored sequences",
     "impala": "train by IMPALA, whose actors do not wait",
     "impact": "train by IMPACT, IMPALA with a target network",
     "vmpo": "train by V-MPO, the better half of the actions",
+    "sac": "train by SAC, continuous actions from a replay store",
 }
 CLASSES = {
     "ppo": "PPO",
     "dqn": "DQN",
     "apex": "Apex",
+    "r2d2": "R2D2",
     "impala": "IMPALA",
     "impact": "IMPACT",
     "vmpo": "VMPO",
+    "sac": "SAC",
 }
 
 

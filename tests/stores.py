@@ -70,6 +70,12 @@ KINDS = [
         fleet={"state": True, "tracks": True, "episode": 4},
         prioritized=True,
     ),
+    Kind(
+        "recurrent own priorities",
+        lambda: Sequences(5, 2, 3, Prioritized()),
+        fleet={"state": True, "tracks": True, "priority": True},
+        prioritized=True,
+    ),
     Kind("recent", lambda: Recent(4, uses=3), n=None),
     Kind("state", Uniform, TwoLeaves(), {"state": True}),
     Kind("stacks", Uniform, Frames(), {"horizon": 12}, {"stack": 4}, horizon_later=1),

@@ -69,6 +69,17 @@ def test_an_environment_of_ones_own_goes_to_the_workers(client: Client) -> None:
     assert "without wind: 100%" in output
 
 
+def test_pixels_of_ones_own_are_stacked_and_stored_once(client: Client) -> None:
+    arguments = ("--rows", "1500", "--num-envs", "6", "--cluster", client.scheduler.address)
+    output = run("examples/own_pixels.py", *arguments)
+    assert "observations: (4, 40, 40), uint8" in output
+    caught = {who: int(share) for who, share in re.findall(r"(\w+): \d+ .* (\d+)% caught", output)}
+    assert caught["guesses"] < 60
+    assert caught["follows"] == 100
+    plain, stacked = re.findall(r"([\d,]+) bytes a row; samples of \(32, 4, 40, 40\)", output)
+    assert int(stacked.replace(",", "")) < 0.4 * int(plain.replace(",", ""))
+
+
 def test_no_forbidden_action_is_taken(client: Client) -> None:
     arguments = ("--rows", "2000", "--num-envs", "6", "--cluster", client.scheduler.address)
     output = run("examples/action_mask.py", *arguments)
@@ -164,6 +175,15 @@ def test_the_cost_of_evaluation_is_measured() -> None:
     assert int(ratio[2]) >= 10
 
 
+def test_the_speed_of_environments_is_measured() -> None:
+    env_id = "clusterenv/ZipfGridworld-v0"
+    arguments = ("--num-envs", "2", "8", "--rounds", "1", "--seconds", "0.1")
+    output = run("-m", "benchmarks.environments", env_id, *arguments)
+    rows = re.findall(rf"\| {env_id} \| (\d) \| ([\d,]+) \| 11,907 \|", output)
+    assert [num_envs for num_envs, _ in rows] == ["2", "8"]
+    assert all(int(rate.replace(",", "")) > 0 for _, rate in rows)
+
+
 def test_weights_benchmark_finds_the_size_from_which_on_the_relay_pays() -> None:
     names = runpy.run_path(str(ROOT / "benchmarks" / "weights.py"))
     pays_from, rate_of, row = (names[name] for name in ("pays_from", "rate_of", "row"))
@@ -225,6 +245,7 @@ def test_a_script_for_sync_vector_env_learns_the_same_on_a_cluster(client: Clien
         "README.md",
         "docs/getting-started.md",
         "docs/engines.md",
+        "docs/environments.md",
         "docs/collecting.md",
         "docs/replay.md",
         "docs/evaluation.md",

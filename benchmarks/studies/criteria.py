@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
@@ -53,6 +53,9 @@ TASKS: dict[tuple[str, str], Task] = {
     ("CartPole-v1", "impact"): Task(500_000, 475, CARTPOLE),
     ("CartPole-v1", "vmpo"): Task(300_000, 475),
     (NO_VELOCITY, "impala"): Task(1_500_000, 400, "RLlib: 350 in 2M"),
+    (NO_VELOCITY, "r2d2"): Task(200_000, 400, "RLlib: 150 in 1M"),
+    (NO_VELOCITY, "r2d2-zero-state"): Task(200_000, 400),
+    (NO_VELOCITY, "r2d2-no-burn-in"): Task(200_000, 400),
     ("LunarLander-v3", "ppo"): Task(500_000, 200, "rl-zoo: 242 at 1M"),
     ("LunarLander-v3", "dqn"): Task(400_000, 200, "rl-zoo: 154 at 100k"),
     ("LunarLander-v3", "apex"): Task(400_000, 200),
@@ -61,7 +64,15 @@ TASKS: dict[tuple[str, str], Task] = {
     ("LunarLander-v3", "vmpo"): Task(1_500_000, 220),
     ("Pendulum-v1", "impact"): Task(1_000_000, -200, "RLlib: -300"),
     ("Pendulum-v1", "vmpo"): Task(1_000_000, -200),
+    ("Pendulum-v1", "sac"): Task(20_000, -200, "RLlib: -250 in 20k"),
+    ("LunarLanderContinuous-v3", "sac"): Task(500_000, 240),
+    ("HalfCheetah-v5", "sac"): Task(500_000, 4_000),
 }
+ABLATIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "r2d2-zero-state": ("r2d2", "R2D2 without stored state", {"zero_state": True}),
+    "r2d2-no-burn-in": ("r2d2", "R2D2 without burn-in", {"burn_in": 0}),
+}
+"""Learner, title and other options of what is not a learner of its own."""
 EVALUATIONS = 25  # beside each run
 
 
@@ -105,7 +116,8 @@ class Outcome:
 
 def train(args: Args, env: str, learner: str, seed: int) -> Outcome:
     """Start or resume one run, evaluate its last weights, and save its curve."""
-    task, kind = TASKS[env, learner], learners.load(learner)
+    base, _, changes = ABLATIONS.get(learner, (learner, "", {}))
+    task, kind = TASKS[env, learner], learners.load(base)
     name = _name(env, learner, seed)
     planned = kind.preset(
         env,
@@ -114,6 +126,7 @@ def train(args: Args, env: str, learner: str, seed: int) -> Outcome:
         shards=args.shards,
         evaluate_every=task.steps // EVALUATIONS,
         out=args.out / "runs" / name,
+        **changes,
     )
     result = run(kind, planned)
     if result.steps < planned.total_steps:
@@ -138,6 +151,11 @@ def train(args: Args, env: str, learner: str, seed: int) -> Outcome:
 def _name(env: str, learner: str, seed: int) -> str:
     """Return the name of a run's directory and curve."""
     return f"{env.replace('/', '-')}-{learner}-{seed}"
+
+
+def _title(learner: str) -> str:
+    """Return the name of a learner for people."""
+    return ABLATIONS[learner][1] if learner in ABLATIONS else learners.load(learner).title
 
 
 def judge(outcomes: Sequence[Outcome]) -> str:
@@ -180,7 +198,7 @@ def draw(out: Path, outcomes: Sequence[Outcome]) -> None:
                 steps,
                 returns,
                 color=mpl.colormaps["tab10"](names.index(outcome.learner)),
-                label=learners.load(outcome.learner).title if first else None,
+                label=_title(outcome.learner) if first else None,
                 linewidth=1.2,
             )
         goals = {task.goal for (task_env, _), task in TASKS.items() if task_env == env}

@@ -6,10 +6,12 @@ import difflib
 import json
 import logging
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from dask.utils import parse_timedelta
 from distributed import Client
 from distributed.deploy import Cluster
 from distributed.security import Security
@@ -30,6 +32,7 @@ ClusterLike: TypeAlias = Any  # str | PathLike | Client | Cluster | None; distri
 
 _POLL_SECONDS = 2.0
 _LOG_SECONDS = 60.0
+_QUIET_SECONDS = 2.0  # without an answer, before a wait is logged
 _WRITE_SECONDS = 0.5  # for a scheduler to finish writing its file
 
 
@@ -132,14 +135,24 @@ def _client(address: str | Cluster | None = None, **options: Any) -> Client:
             "tls_client_cert='cert.pem', tls_client_key='key.pem')), or name them in Dask's "
             "configuration under distributed.comm.tls"
         )
+    named = address or options.get("scheduler_file")
+    seconds = parse_timedelta(options["timeout"])
+    notice = threading.Timer(
+        _QUIET_SECONDS,
+        logger.warning,
+        ("no answer yet from the scheduler at %s; trying for %g s", named, seconds),
+    )
+    notice.daemon = True
+    notice.start()
     try:
         return Client(address, **{**options, "direct_to_workers": True})
     except OSError as error:
-        named = address or options.get("scheduler_file")
         raise ConfigError(
             f"no scheduler answers at {named} ({error}): is the scheduler running, is this the "
             "address in its log, and does it speak TLS (tls://…) or not (tcp://…)?"
         ) from error
+    finally:
+        notice.cancel()
 
 
 def _check_scheduler_file(path: Path) -> None:

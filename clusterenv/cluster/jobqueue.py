@@ -50,6 +50,7 @@ def start_jobqueue(
     section = options.get("config_name") or name
     settings = dask.config.get(f"jobqueue.{section}", {})
     complete = job_options(options, settings)
+    _check_size(name, complete, settings)
     if security is not None:
         shared = complete.get("shared_temp_directory") or settings.get("shared-temp-directory")
         directory = on_close.enter_context(_private_directory(shared))
@@ -57,11 +58,42 @@ def start_jobqueue(
     dashboard = complete["scheduler_options"].get("dashboard", True)
     workers = complete.pop("n_workers", None)
     with dask.config.set({} if dashboard else NO_HTTP_ROUTES):
-        cluster = cls(**complete)
+        try:
+            cluster = cls(**complete)
+        except (TypeError, ValueError, RuntimeError) as error:
+            # dask-jobqueue appends all that it was called with.
+            said = str(error).splitlines()[0].removeprefix("Cluster failed to start: ")
+            said = said.split(" Very likely")[0].rstrip(".")
+            raise ConfigError(
+                f"cluster={name!r} cannot be started: {said}. {_describe(name)}"
+            ) from error
     cluster.scheduler.add_plugin(ReplaceLostJobs(cluster))
     if workers:
         _submit(name, cluster, jobs=math.ceil(workers / complete["processes"]))
     return cluster
+
+
+def _check_size(name: str, options: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Raise ``ConfigError`` unless it is known how large a job is."""
+    lacking = [
+        each for each in ("cores", "memory") if not (options.get(each) or settings.get(each))
+    ]
+    if lacking:
+        raise ConfigError(
+            f"cluster={name!r} does not say the {' and the '.join(lacking)} of a job. "
+            f"{_describe(name)}"
+        )
+
+
+def _describe(name: str) -> str:
+    """Say how a batch system's jobs are described."""
+    return (
+        f"Describe a job in a cluster file, and name that: cluster='cluster.yaml'. For example\n\n"
+        f"    cluster: {name}\n"
+        "    cores: 8                # processes of a job, one for each shard\n"
+        "    memory: 16GB\n"
+        "    walltime: '01:00:00'\n"
+    )
 
 
 def _submit(name: str, cluster: SpecCluster, jobs: int) -> None:
@@ -75,6 +107,11 @@ def _submit(name: str, cluster: SpecCluster, jobs: int) -> None:
         for job in cluster.workers.values():
             job.status = Status.failed  # close() asserts that no job is left open
         cluster.close()
+        if isinstance(error, FileNotFoundError):
+            raise ConfigError(
+                f"{name} took no job: the command {error.filename!r} is not on this machine; run "
+                "this where jobs are submitted, which is often a login node"
+            ) from error
         if isinstance(error, (OSError, RuntimeError, ValueError)):
             raise ConfigError(
                 f"{name} took no job: {error}\n\nThe job script:\n\n{script}"
@@ -98,6 +135,8 @@ def job_options(options: Mapping[str, Any], settings: Mapping[str, Any]) -> dict
 
     - Each core of a job runs one single-threaded process, for one shard.
     - Workers are marked as started here, so that shards may tune their processes.
+    - What a job prints is in a file of the setting ``clusterenv.jobs.log-directory``, if that names
+      a directory; ``clusterenv train`` sets it to one in the run directory.
     - Dask's HTTP servers, which do not support TLS, listen on loopback only. There is no dashboard
       unless the user names an address for it.
 
@@ -128,6 +167,9 @@ def job_options(options: Mapping[str, Any], settings: Mapping[str, Any]) -> dict
         "worker_extra_args": arguments,
         "job_script_prologue": [*given("job_script_prologue", []), f"export {OWN_WORKER}=1"],
     }
+    logs = given("log_directory", dask.config.get("clusterenv.jobs.log-directory", None))
+    if logs is not None:
+        completed["log_directory"] = logs
     processes = given("processes", given("cores"))
     if processes is not None:
         # Passed even if it is a setting: dask-jobqueue counts workers by this argument alone.

@@ -18,7 +18,7 @@ from distributed.deploy import Cluster
 from distributed.security import Security
 
 from clusterenv import config
-from clusterenv.cluster.jobqueue import start_jobqueue
+from clusterenv.cluster.jobqueue import jobqueue_class, start_jobqueue
 from clusterenv.cluster.local import start_local
 from clusterenv.errors import ConfigError
 
@@ -56,6 +56,8 @@ def start(
             "the processes of a local cluster import the script that starts it, and this one comes "
             "from standard input: save it as a file, and run that"
         )
+    if name != "local":
+        jobqueue_class(name)  # imported in this thread: the package sets a signal handler
     return _interruptible(lambda: _start(name, security, options, set_as_default))
 
 

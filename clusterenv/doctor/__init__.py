@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from clusterenv.doctor.diagnosis import Finding, Report, judge, show
@@ -24,9 +24,15 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Examine a cluster and print the findings; return 0 if it is ready and 1 if not."""
-    parser = argparse.ArgumentParser("clusterenv doctor", description=__doc__)
+def main(argv: Sequence[str] | None = None, *, wording: Callable[[str], str] = str) -> int:
+    """Examine a cluster and print the findings; return 0 if it is ready and 1 if not.
+
+    ``wording`` turns a finding into what is printed.
+    """
+    parser = argparse.ArgumentParser(
+        "clusterenv doctor",
+        description="Check whether a cluster is ready for environments, and say what to change.",
+    )
     parser.add_argument("--cluster", default="local", help="anything that clusterenv.connect takes")
     parser.add_argument("--env", help="id of an environment to step on the workers")
     parser.add_argument("--workers", type=int, help="to start, where a cluster is started")
@@ -39,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(show(report))
     findings = judge(report)
     for finding in sorted(findings, key=lambda finding: not finding.blocking):
-        print(f"{'change' if finding.blocking else 'note'}: {finding.text}")
+        print(f"{'change' if finding.blocking else 'note'}: {wording(finding.text)}")
     ready = not any(finding.blocking for finding in findings)
     print("ready" if ready else "not ready")
     return 0 if ready else 1

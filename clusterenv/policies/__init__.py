@@ -13,6 +13,7 @@ from clusterenv.policies.adapters import (
 )
 from clusterenv.policies.policy import Context, Decision, Policy
 from clusterenv.policies.saved import load_policy, save_policy
+from clusterenv.policies.squashed import SquashedGaussian, SquashedNormal
 
 __all__ = [
     "Categorical",
@@ -25,6 +26,8 @@ __all__ = [
     "PaperAgent",
     "Policy",
     "Random",
+    "SquashedGaussian",
+    "SquashedNormal",
     "load_policy",
     "save_policy",
 ]

@@ -151,8 +151,16 @@ class EpsilonGreedy(Policy):
                 "EpsilonGreedy(q, epsilon=0.05)"
             )
 
+    def with_epsilon(self, epsilon: float | Sequence[float]) -> EpsilonGreedy:
+        """Return a policy with the same network and another epsilon."""
+        return EpsilonGreedy(self.module, epsilon, self.temperature)
+
+    def values(self, obs: Any, context: Context) -> Tensor:
+        """Return the values of all actions; those of forbidden actions are ``-inf``."""
+        return masked(self.module(obs), context.mask)
+
     def act(self, obs: Any, context: Context) -> Decision:
-        return self.decide(masked(self.module(obs), context.mask), context)
+        return self.decide(self.values(obs, context), context)
 
     def decide(self, values: Tensor, context: Context) -> Decision:
         """Choose actions by their values; those of forbidden actions are ``-inf``."""
@@ -181,7 +189,7 @@ class EpsilonGreedy(Policy):
         temperature = context.scalars.get("temperature", self.temperature)
         if not temperature > 0:
             raise ConfigError(f"temperature={temperature} was published; it is positive")
-        logits = masked(self.module(obs), context.mask) / temperature
+        logits = self.values(obs, context) / temperature
         logits = logits - logits.max(-1, keepdim=True).values
         # Below this an action is never chosen, and its probability would underflow to 0.
         logits = logits.where(logits.isneginf(), logits.clamp(min=-50.0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterenv.store.dataset import open_dataset, to_minari
+from clusterenv.store.dataset import from_minari, open_dataset, to_minari
 from clusterenv.store.journal.journal import Journal
 from clusterenv.store.journal.snapshot import Snapshot, is_store, open_snapshot
 from clusterenv.store.rate_limiter import Ratio
@@ -33,6 +33,7 @@ __all__ = [
     "Snapshot",
     "Stack",
     "Uniform",
+    "from_minari",
     "is_store",
     "open_dataset",
     "open_snapshot",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,15 +15,17 @@ import pyarrow.dataset
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
+from clusterenv.data.batch import Batch
 from clusterenv.data.checks import check_flag, check_instance, check_path
 from clusterenv.data.spaces import Column, Layout
 from clusterenv.errors import ConfigError, EmptyStore, StoreNotWritten, UnknownEnv, shown
+from clusterenv.store.journal.journal import Journal
 from clusterenv.store.journal.snapshot import Snapshot, open_snapshot
 
 if TYPE_CHECKING:
-    from minari import MinariDataset
+    from minari import EpisodeData, MinariDataset
 
-__all__ = ["Episode", "episodes", "open_dataset", "to_minari"]
+__all__ = ["Episode", "episodes", "from_minari", "open_dataset", "to_minari"]
 
 logger = logging.getLogger("clusterenv")
 _SOURCE = ("run", "shard", "incarnation")  # the same for all rows of a batch
@@ -205,6 +208,97 @@ def to_minari(
         raise ConfigError(f"Minari cannot write {shown(dataset_id)}: {error}. {right}") from error
     except OSError as error:
         raise StoreNotWritten(f"Minari cannot write {shown(dataset_id)}: {error}") from error
+
+
+def from_minari(dataset: str | MinariDataset, directory: str | Path) -> int:
+    """Write the episodes of a Minari dataset to a journal, and return the number of rows.
+
+    For learners without an environment, such as CQL: ``ReplayStore.load(directory)`` samples them,
+    with ``NStep`` and true final observations as if they had been collected. Every episode is one
+    of environment 0, with version 0; ``directory`` may hold rows already.
+
+    Parameters
+    ----------
+    dataset
+        Its id, such as ``mujoco/halfcheetah/medium-v0``, or what ``minari.load_dataset`` returned.
+    directory
+        Of a new journal, or one with the same columns.
+
+    Raises
+    ------
+    ConfigError
+        If Minari has no such dataset here, or what it holds does not fit its own spaces.
+    EmptyStore
+        If it has no episode.
+    StoreNotWritten
+        If the disk is full or gone.
+    """
+    try:
+        import minari
+    except ImportError as error:
+        raise ConfigError("from_minari needs Minari: pip install 'clusterenv[minari]'") from error
+    right = "from_minari('mujoco/halfcheetah/medium-v0', 'rows')"
+    path = check_path("directory", directory, right)
+    if isinstance(dataset, str):
+        try:
+            dataset = minari.load_dataset(dataset)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"Minari cannot load {shown(dataset)}: {error}; "
+                "minari.download_dataset(…) fetches one"
+            ) from error
+    check_instance("dataset", dataset, minari.MinariDataset, right)
+    if not dataset.total_episodes:
+        raise EmptyStore(f"the Minari dataset {dataset.id} has no episode")
+    layouts = Layout(dataset.observation_space), Layout(dataset.action_space)
+    run, rows = secrets.randbits(62), 0
+    journal = Journal(path)
+    try:
+        for number, episode in enumerate(dataset.iterate_episodes()):
+            try:
+                batch = _batch_of(episode, number, run, *layouts)
+            except (TypeError, ValueError) as error:
+                raise ConfigError(
+                    f"episode {episode.id} of {dataset.id} does not fit its spaces: {error}"
+                ) from error
+            journal.append(batch)
+            rows += batch.num_rows
+        journal.commit()
+    finally:
+        journal.close()
+    return rows
+
+
+def _batch_of(
+    episode: EpisodeData, number: int, run: int, observations: Layout, actions: Layout
+) -> Batch:
+    """Return an episode as a batch of one environment."""
+    n = len(episode.rewards)
+    seen = observations.columns(episode.observations, n + 1, "obs")
+    names = [leaf.name("obs") for leaf in observations.leaves]
+    (action,) = actions.columns(episode.actions, n, "action")
+    columns: dict[str, Column] = {
+        **{name: column[:-1] for name, column in zip(names, seen, strict=True)},
+        "action": action,
+        "reward": np.asarray(episode.rewards, np.float32),
+        "terminated": np.asarray(episode.terminations, np.bool_),
+        "truncated": np.asarray(episode.truncations, np.bool_),
+        "env": np.zeros(n, np.int32),
+        "episode": np.full(n, number, np.int32),
+        "step": np.arange(n, dtype=np.int32),
+        "version": np.zeros(n, np.int32),
+    }
+    return Batch(
+        columns,
+        1,
+        tail_rows=np.array([n - 1]),
+        tail={name: column[-1:] for name, column in zip(names, seen, strict=True)},
+        state={},
+        run=run,
+        shard=0,
+        incarnation=0,
+        policy_version=0,
+    )
 
 
 def _made(env: Any, right: str) -> gym.Env[Any, Any]:

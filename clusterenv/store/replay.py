@@ -14,6 +14,7 @@ import torch
 from clusterenv.data.batch import Batch
 from clusterenv.data.checks import check_flag, check_instance, check_path, check_whole
 from clusterenv.data.processes import hold_at_fork
+from clusterenv.data.summary import Summary, decimals
 from clusterenv.errors import ClosedError, ConfigError, EmptyStore
 from clusterenv.store import persistence
 from clusterenv.store.journal.snapshot import open_snapshot
@@ -28,7 +29,7 @@ __all__ = ["ReplayStore"]
 _MAX_SAMPLE = 2**20  # rows, of a store with a smaller capacity
 
 
-class ReplayStore:
+class ReplayStore(Summary):
     """Keeps the newest rows of a collector, and returns samples of them.
 
     Parameters
@@ -107,6 +108,19 @@ class ReplayStore:
 
     def __len__(self) -> int:
         return len(self._buffer)
+
+    def _summary(self) -> Mapping[str, Any]:
+        if self.closed:
+            return {"capacity": self.capacity, "closed": True}
+        journal = None if self._journal is None else self._journal.journal.directory
+        given = {"ratio": self.ratio, "journal": journal}
+        return {
+            "rows": len(self),
+            "capacity": self.capacity,
+            "sampler": type(self.sampler).__name__,
+            "megabytes": decimals(self.nbytes / 1e6),
+            **{name: value for name, value in given.items() if value is not None},
+        }
 
     @property
     def ratio(self) -> Ratio | None:

@@ -62,6 +62,8 @@ class ReplayBuffer:
     ) -> None:
         self.capacity = capacity
         self.sampler = sampler
+        # A custom sampler need not have this method.
+        getattr(sampler, "check_capacity", lambda _: None)(capacity)
         self.side = check_number("side", side, "ReplayStore(..., side=0.1)", above=0, most=1)
         self.stack = stack if stack is None or isinstance(stack, Stack) else Stack(stack)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ import torch
 from clusterenv.data.batch import Batch, Rollout
 from clusterenv.data.buffer_pool import BufferPool
 from clusterenv.data.checks import check_choice, check_instance, check_whole
+from clusterenv.data.summary import Summary
 from clusterenv.errors import ConfigError, EmptyStore, StaleBatch
 
 __all__ = ["Rollout", "RolloutStats", "RolloutStore"]
@@ -31,7 +33,7 @@ class RolloutStats:
     dropped_batches: int = 0
 
 
-class RolloutStore:
+class RolloutStore(Summary):
     """Joins the fragments of one update, and returns every accepted row exactly once.
 
     A rollout may contain fragments of several collectors with the same horizon and columns; env
@@ -72,6 +74,15 @@ class RolloutStore:
         self._batches: list[Batch] = []
         self._stats = RolloutStats()
         self._buffers = BufferPool()
+
+    def _summary(self) -> Mapping[str, Any]:
+        return {
+            "rows": self.rows,
+            "batches": len(self._batches),
+            "max_lag": self.max_lag,
+            "taken_rows": self._stats.taken_rows,
+            "dropped_rows": self._stats.dropped_rows,
+        }
 
     @property
     def rows(self) -> int:

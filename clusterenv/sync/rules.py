@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import html
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from clusterenv.data.checks import is_number, is_whole
+from clusterenv.data.summary import Summary
 from clusterenv.errors import ConfigError
 from clusterenv.policies.policy import Policy
 
@@ -31,18 +34,35 @@ class SyncRule(Protocol):
         """
 
 
-@dataclass(frozen=True)
-class EveryVersion:
+class _Rule(Summary):
+    """Base of the rules here; a rule needs no base."""
+
+    def _summary(self) -> Mapping[str, Any]:
+        return {}
+
+    def _says(self) -> str:
+        """Return when a worker pulls."""
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        return f"<code>{html.escape(repr(self))}</code>: {html.escape(self._says())}"
+
+
+@dataclass(frozen=True, repr=False)
+class EveryVersion(_Rule):
     """Pull every version: the most expensive control."""
 
     needs_divergence: bool = field(default=False, init=False)
+
+    def _says(self) -> str:
+        return "pull every version"
 
     def should_pull(self, lag: int, divergence: float | None) -> bool:
         return lag >= 1
 
 
-@dataclass(frozen=True)
-class Every:
+@dataclass(frozen=True, repr=False)
+class Every(_Rule):
     """Pull when ``n`` versions behind."""
 
     n: int
@@ -52,12 +72,18 @@ class Every:
         if not is_whole(self.n) or self.n < 1:
             raise ConfigError(f"Every(n) needs an integer of at least 1, got {self.n!r}: Every(4)")
 
+    def _summary(self) -> Mapping[str, Any]:
+        return {"": self.n}
+
+    def _says(self) -> str:
+        return f"pull when {self.n:,} versions behind"
+
     def should_pull(self, lag: int, divergence: float | None) -> bool:
         return lag >= self.n
 
 
-@dataclass(frozen=True)
-class Divergence:
+@dataclass(frozen=True, repr=False)
+class Divergence(_Rule):
     """Adaptive policy synchronization: pull when the worker's version has diverged too far.
 
     Parameters
@@ -90,20 +116,31 @@ class Divergence:
                 "Divergence(0.05, max_lag=10)"
             )
 
+    def _summary(self) -> Mapping[str, Any]:
+        lag = {} if self.max_lag is None else {"max_lag": self.max_lag}
+        return {"": repr(self.threshold), **lag}
+
+    def _says(self) -> str:
+        lag = "" if self.max_lag is None else f", or more than {self.max_lag:,} versions behind"
+        return f"pull above a divergence of {self.threshold}{lag}"
+
     def should_pull(self, lag: int, divergence: float | None) -> bool:
         if self.max_lag is not None and lag > self.max_lag:
             return True
         return divergence is None or divergence > self.threshold
 
 
-@dataclass(frozen=True)
-class Never:
+@dataclass(frozen=True, repr=False)
+class Never(_Rule):
     """Keep the first version: the control that must fail to learn.
 
     A shard that is restarted begins with the newest.
     """
 
     needs_divergence: bool = field(default=False, init=False)
+
+    def _says(self) -> str:
+        return "never pull"
 
     def should_pull(self, lag: int, divergence: float | None) -> bool:
         return False

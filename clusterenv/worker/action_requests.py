@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,11 +13,13 @@ from torch import Tensor
 from clusterenv.data.spaces import Array
 from clusterenv.policies.policy import Context, Decision
 from clusterenv.simulation.fragment_builder import Interrupted
-from clusterenv.simulation.groups import Span
 from clusterenv.simulation.head_policy import Choice, Choose
 from clusterenv.transport.connection import BlockingConnection
 from clusterenv.transport.framing import Header
 from clusterenv.transport.messages import ActionField, ActionsMeta, MessageKind, ObservationsMeta
+
+if TYPE_CHECKING:
+    from clusterenv.simulation.groups import Span
 
 __all__ = ["ActionRequests"]
 

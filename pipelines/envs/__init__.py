@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from gymnasium.envs.registration import EnvSpec, registry
 
+from pipelines.envs.football import TASKS, env_id
+
 __all__: list[str] = []
 
 # Entries, not register(), which warns when the package is imported anew.
@@ -13,6 +15,21 @@ for _spec in (
         entry_point="pipelines.envs.cart_pole:CartPoleNoVelocity",
         max_episode_steps=500,
         reward_threshold=475.0,
+    ),
+    EnvSpec(
+        id="clusterenv/ZipfGridworld-v0",
+        entry_point="pipelines.envs.zipf_gridworld:ZipfGridworld",
+        vector_entry_point="pipelines.envs.zipf_gridworld:ZipfGridworldVector",
+        max_episode_steps=100,
+    ),
+    *(
+        EnvSpec(
+            id=env_id(task),
+            entry_point="pipelines.envs.football:Football",
+            vector_entry_point="pipelines.envs.football:FootballVector",
+            kwargs={"task": task},
+        )
+        for task in TASKS
     ),
 ):
     registry[_spec.id] = _spec

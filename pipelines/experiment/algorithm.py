@@ -170,7 +170,11 @@ class ReplayAlgorithm(Algorithm[R, Mapping[str, Tensor]]):
     """Frames that are stacked in an observation, which the store then keeps once."""
 
     def sampler(self) -> Sampler:
-        """Return what chooses the rows: n-step returns, uniform or prioritised."""
+        """Return what chooses the rows: n-step returns, uniform or prioritised.
+
+        A learner of sequences returns :class:`clusterenv.store.Sequences`; ``--batch`` is then
+        the number of sequences of an update.
+        """
         args = self.args
         base = Prioritized(args.alpha, args.beta) if args.prioritized else Uniform()
         return NStep(args.n_step, args.gamma, base)
@@ -191,7 +195,8 @@ class ReplayAlgorithm(Algorithm[R, Mapping[str, Tensor]]):
         losses
             What to log.
         errors
-            Absolute error of each row, for prioritised sampling.
+            Absolute error of each row, for prioritised sampling; of sequences, the priority of
+            each.
         """
 
 

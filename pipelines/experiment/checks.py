@@ -10,7 +10,7 @@ import functools
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
@@ -87,6 +87,9 @@ class Options:
     clusterenv.errors.ConfigError: --lr must be above 0, got -1: --lr 0.001
     """
 
+    origin: ClassVar[Any] = None
+    """Of options from a command line: :class:`pipelines.experiment.options.Origin`."""
+
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = convert(type(self), field.name, getattr(self, field.name))
@@ -158,7 +161,8 @@ def _hints(kind: Any) -> Mapping[str, Any]:
 
 @functools.cache
 def _adapters(kind: Any) -> Mapping[str, TypeAdapter[Any]]:
-    return {name: TypeAdapter(hint) for name, hint in _hints(kind).items()}
+    hints = _hints(kind)
+    return {field.name: TypeAdapter(hints[field.name]) for field in dataclasses.fields(kind)}
 
 
 def _wanted(error: ErrorDetails) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from clusterenv.errors import ConfigError
 from clusterenv.store import is_store, open_snapshot
 from pipelines.experiment.config_file import CONFIG, read_config
 
-__all__ = ["JOURNAL", "RUN", "check_kind", "note_of", "taken"]
+__all__ = ["JOURNAL", "RUN", "check_kind", "check_writable", "note_of", "taken"]
 
 RUN = "run.json"
 """File in a run directory: which checkpoint counts, and whether the run has finished."""
@@ -60,6 +61,42 @@ def check_kind(out: Path, kind: str) -> None:
             f"{out} holds {found[0]}, and {kind} would write into it; write elsewhere: "
             f"--out {taken(out)}-2"
         )
+
+
+def check_writable(path: Path, option: str = "--out ", example: str = "runs/mine") -> None:
+    """Raise unless a file or directory can be written, or made; nothing is written.
+
+    Parameters
+    ----------
+    path
+        The file or the directory; its parents need not exist.
+    option, example
+        What comes before it on the command line, and a value that would do.
+
+    Raises
+    ------
+    ConfigError
+        With the reason.
+    """
+    reason = _unwritable(path)
+    if reason is not None:
+        raise ConfigError(
+            f"{option}{path} cannot be written: {reason}; write elsewhere: {option}{example}"
+        )
+
+
+def _unwritable(path: Path) -> str | None:
+    try:
+        nearest = next(p for p in (path, *path.absolute().parents) if os.path.lexists(p))
+        if nearest != path and not nearest.is_dir():
+            return f"{nearest} is no directory"
+        needed = os.W_OK | os.X_OK if nearest.is_dir() else os.W_OK
+        if not os.access(nearest, needed):
+            # As root, only of a file system that is mounted read-only.
+            return f"{nearest} is read-only for this user"
+    except (OSError, ValueError) as error:  # the name is too long, or has a null byte
+        return getattr(error, "strerror", None) or str(error)
+    return None
 
 
 def taken(out: Path) -> Path:

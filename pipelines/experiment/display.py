@@ -19,14 +19,17 @@ from rich.table import Table
 from rich.text import Text
 
 from pipelines.experiment.metrics import Metrics
+from pipelines.experiment.terminal import Terminal
+from pipelines.experiment.wording import count
 
 __all__ = ["Display", "duration", "facts", "line", "size", "sparkline", "summary"]
 
 SECONDS_BETWEEN_LINES = 5.0
 SECONDS_BETWEEN_PANELS = 0.5  # at 3 ms each: 0.6 % of a core
-HISTORY = 36
+HISTORY = 28
 FACT_WIDTH = 26  # of a fact with a history beside it
 BARS = "▁▂▃▄▅▆▇█"
+LEAST_SPAN = 0.2  # of the largest value: smaller changes do not fill a history's height
 
 Fact = tuple[str, str]
 """A label, and what is to be said under it."""
@@ -35,8 +38,8 @@ Fact = tuple[str, str]
 # What is said, apart from how it is shown
 
 
-def line(metrics: Metrics, total: int) -> str:
-    """Return the progress of a run as one line.
+def line(metrics: Metrics, total: int, ended: str = "") -> str:
+    """Return the progress of a run as one line; ``ended`` says why there is no more to come.
 
     Examples
     --------
@@ -47,20 +50,20 @@ def line(metrics: Metrics, total: int) -> str:
     if metrics.version:
         policy = f"  version {metrics.version}  lag {metrics.lag_mean:.2f}  pulls {metrics.pulls}"
     return (
-        f"{metrics.steps:>11,} steps {metrics.steps / total:4.0%}  "
+        f"{metrics.steps:>11,} steps {_percent(metrics, total, ended):>3}%  "
         f"{metrics.steps_per_second:>7,.0f}/s  return {_score(metrics.mean_return):>8}"
         f"{_judged(metrics)}{_brief(metrics)}{policy}{_trouble(metrics, '  ')}  "
-        f"{_left(metrics, total)}"
+        f"{ended or _left(metrics, total)}"
     )
 
 
-def facts(metrics: Metrics, total: int) -> list[Fact]:
-    """Return the progress of a run, by label."""
+def facts(metrics: Metrics, total: int, ended: str = "") -> list[Fact]:
+    """Return the progress of a run, by label; ``ended`` as for :func:`line`."""
     score = f"{_score(metrics.mean_return)}{_judged(metrics)}"
     said = [
-        ("steps", f"{metrics.steps:,} of {total:,}, {_left(metrics, total)}"),
+        ("steps", f"{metrics.steps:,} of {total:,}, {ended or _left(metrics, total)}"),
         ("steps/s", f"{metrics.steps_per_second:,.0f}"),
-        ("return", f"{score}, {metrics.episodes:,} episodes"),
+        ("return", f"{score}, {count(metrics.episodes, 'episode')}"),
         *_evaluation(metrics),
     ]
     if metrics.version:
@@ -86,12 +89,14 @@ def summary(metrics: Metrics, best: float, files: Iterable[str], go_on: str) -> 
     go_on
         The command that continues from here.
     """
-    took = f"{metrics.steps:,} in {duration(metrics.seconds)}, {metrics.steps_per_second:,.0f}/s"
+    # One clock: of a run in several sessions, metrics.steps_per_second is that of the last.
+    rate = metrics.steps / metrics.seconds if metrics.seconds else 0.0
+    took = f"{metrics.steps:,} in {duration(metrics.seconds)}, {rate:,.0f}/s"
     said = [
         ("steps", took),
         ("return", f"{_score(metrics.mean_return)}{_judged(metrics)}, best {_score(best)}"),
         *_evaluation(metrics),
-        ("policy", f"{metrics.version:,} versions, {_pulls(metrics)}; {_weights(metrics)}"),
+        ("policy", f"{count(metrics.version, 'version')}, {_pulls(metrics)}; {_weights(metrics)}"),
     ]
     if metrics.store_rows is not None:
         said.append(("store", _store(metrics)))
@@ -104,19 +109,36 @@ def summary(metrics: Metrics, best: float, files: Iterable[str], go_on: str) -> 
 def sparkline(values: Sequence[float]) -> str:
     """Return bars as high as the values, from the least to the greatest.
 
+    Values that differ by less than a fifth of the largest are drawn as what they are: almost flat.
+
     Examples
     --------
     >>> sparkline([0, 1, 2, 7])
     '▁▂▃█'
-    >>> sparkline([3, 3])
-    '▁▁'
+    >>> sparkline([500, 497, 500]), sparkline([3, 3])
+    ('▅▄▅', '▄▄')
     """
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return ""
-    least, span = min(finite), max(finite) - min(finite)
+    least, most = min(finite), max(finite)
+    span = max(most - least, LEAST_SPAN * max(map(abs, finite))) or 1.0
+    bottom = (least + most - span) / 2
     top = len(BARS) - 1
-    return "".join(BARS[round(top * (value - least) / span) if span else 0] for value in finite)
+    return "".join(BARS[math.floor(top * (value - bottom) / span + 0.5)] for value in finite)
+
+
+def scale(values: Sequence[float]) -> str:
+    """Return what the lowest and the highest bar of a history stand for.
+
+    Examples
+    --------
+    >>> scale([20.5, 480.0, math.nan]), scale([3.0, 3.0])
+    ('20 to 480', '')
+    """
+    finite = [value for value in values if math.isfinite(value)]
+    ends = [f"{end:,.0f}" for end in (min(finite), max(finite))] if finite else ["", ""]
+    return "" if ends[0] == ends[1] else " to ".join(ends)
 
 
 def duration(seconds: float) -> str:
@@ -152,7 +174,14 @@ def size(nbytes: float) -> str:
     return f"{nbytes:.1f} TB"
 
 
+def _percent(metrics: Metrics, total: int, ended: str) -> int:
+    """Return the progress, rounded down: 100 means the end."""
+    return 100 if ended or metrics.steps >= total else 100 * metrics.steps // total
+
+
 def _left(metrics: Metrics, total: int) -> str:
+    if metrics.steps >= total:
+        return "done"
     if not metrics.steps_per_second:
         return "beginning"
     return f"{duration(max(0, total - metrics.steps) / metrics.steps_per_second)} left"
@@ -188,7 +217,7 @@ def _evaluation(metrics: Metrics) -> list[Fact]:
 def _pulls(metrics: Metrics) -> str:
     possible = metrics.pulls + metrics.pulls_saved
     saved = f", {metrics.pulls_saved / possible:.0%} saved" if possible else ""
-    return f"{metrics.pulls:,} pulls{saved}"
+    return f"{count(metrics.pulls, 'pull')}{saved}"
 
 
 def _weights(metrics: Metrics) -> str:
@@ -202,19 +231,19 @@ def _weights(metrics: Metrics) -> str:
 def _store(metrics: Metrics) -> str:
     rows, capacity = metrics.store_rows or 0, metrics.store_capacity or 1
     return (
-        f"{rows:,} rows, {rows / capacity:.0%} full, {size(metrics.store_bytes or 0)}, "
-        f"over {metrics.store_age or 0:,} versions"
+        f"{count(rows, 'row')}, {rows / capacity:.0%} full, {size(metrics.store_bytes or 0)}, "
+        f"over {count(metrics.store_age or 0, 'version')}"
     )
 
 
 def _trouble(metrics: Metrics, before: str = "") -> str:
     """Return the losses and faults so far; empty if there were none."""
     counts = (
-        (metrics.restarts, "restarts"),
-        (metrics.rebuilt, "environments rebuilt"),
-        (metrics.lost_rows, "rows lost"),
+        (metrics.restarts, "restart", ""),
+        (metrics.rebuilt, "environment", " rebuilt"),
+        (metrics.lost_rows, "row", " lost"),
     )
-    said = ", ".join(f"{count:,} {what}" for count, what in counts if count)
+    said = ", ".join(f"{count(number, noun)}{what}" for number, noun, what in counts if number)
     return f"{before}{said}" if said else ""
 
 
@@ -227,7 +256,7 @@ class _Form(Protocol):
     seconds: float
     """Between two times."""
 
-    def show(self, metrics: Metrics) -> None: ...
+    def show(self, metrics: Metrics, ended: str = "") -> None: ...
 
     def say(self, text: str) -> None: ...
 
@@ -242,8 +271,8 @@ class _Lines:
     def __init__(self, title: str, total: int) -> None:
         self._total = total
 
-    def show(self, metrics: Metrics) -> None:
-        print(line(metrics, self._total), flush=True)
+    def show(self, metrics: Metrics, ended: str = "") -> None:
+        print(line(metrics, self._total, ended), flush=True)
 
     def say(self, text: str) -> None:
         print(text, flush=True)
@@ -263,28 +292,38 @@ class _Panel:
         self._returns: deque[float] = deque(maxlen=HISTORY)
         self._before = (0, 0.0)
         self._live = Live(console=console, auto_refresh=False)
+        self._width = self._live.console.width
         self._live.start()
 
-    def show(self, metrics: Metrics) -> None:
+    def show(self, metrics: Metrics, ended: str = "") -> None:
         steps, seconds = self._before
         if metrics.seconds > seconds:
             if steps:
                 self._rates.append((metrics.steps - steps) / (metrics.seconds - seconds))
             self._before = (metrics.steps, metrics.seconds)
         self._returns.append(metrics.mean_return)
-        self._live.update(self._render(metrics), refresh=True)
+        if (width := self._live.console.width) < self._width:
+            # The terminal has wrapped the lines, and the panel has more of them than it knows.
+            self._live.console.clear()
+        self._width = width
+        self._live.update(self._render(metrics, ended), refresh=True)
 
-    def _render(self, metrics: Metrics) -> Table:
+    def _render(self, metrics: Metrics, ended: str) -> Table:
+        done = self._total if ended else min(metrics.steps, self._total)
         histories = {"steps/s": self._rates, "return": self._returns}
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="dim", justify="right")
         grid.add_row("", Text(self._title, style="bold"))
-        grid.add_row("", ProgressBar(self._total, min(metrics.steps, self._total), width=60))
-        for label, text in facts(metrics, self._total):
+        grid.add_row("", ProgressBar(self._total, done, width=60))
+        for label, text in facts(metrics, self._total, ended):
             alarming = label == "trouble" and text != "none"
-            history = sparkline(tuple(histories.get(label, ())))
+            values = tuple(histories.get(label, ()))
+            history = sparkline(values)
             said = (text.ljust(FACT_WIDTH) if history else text, "yellow" if alarming else "")
-            grid.add_row(label, Text.assemble(said, (history, "cyan")))
+            bars = Text.assemble(said, (history, "cyan"), (f"  {scale(values)}", "dim"))
+            # A line that wraps would grow the panel, and a narrower terminal keep half of it.
+            bars.no_wrap, bars.overflow = True, "ellipsis"
+            grid.add_row(label, bars)
         return grid
 
     def say(self, text: str) -> None:
@@ -307,8 +346,8 @@ class _Notebook:
         shown = {"text/plain": title}
         self._handle: Any = display(shown, raw=True, display_id=True)  # type: ignore[no-untyped-call]
 
-    def show(self, metrics: Metrics) -> None:
-        text = f"{self._title}: {line(metrics, self._total).strip()}"
+    def show(self, metrics: Metrics, ended: str = "") -> None:
+        text = f"{self._title}: {line(metrics, self._total, ended).strip()}"
         self._handle.update({"text/plain": text}, raw=True)
 
     def say(self, text: str) -> None:
@@ -329,16 +368,25 @@ class Display:
         Steps that it is to make.
     quiet
         Show nothing.
+    cluster
+        It runs on, as the user named it.
     """
 
-    def __init__(self, title: str, total: int, quiet: bool = False) -> None:
+    def __init__(
+        self, title: str, total: int, quiet: bool = False, cluster: str | None = None
+    ) -> None:
         self._title, self._total, self._quiet = title, total, quiet
+        running = cluster is not None and ("://" in cluster or cluster.endswith(".json"))
+        self._begins = f"connecting to {cluster}" if running else "starting the workers"
         self._form: _Form | None = None
+        self._terminal: Terminal | None = None
         self._shown = -math.inf
         self._newest: Metrics | None = None
 
     def __enter__(self) -> Display:
-        self.say(f"{self._title}: starting the workers")  # which may take a while
+        if not self._quiet and not _in_notebook() and sys.stdout.isatty():
+            self._terminal = Terminal(self._say_above)
+        self.say(f"{self._title}: {self._begins}")  # which may take a while
         return self
 
     def __exit__(
@@ -348,6 +396,16 @@ class Display:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+        if self._terminal is not None:
+            self._terminal.close()
+            self._terminal = None
+
+    def _say_above(self, text: str) -> bool:
+        """Print a line above the panel, if there is one."""
+        form = self._form
+        if form is not None:
+            form.say(text)
+        return form is not None
 
     @property
     def due(self) -> bool:
@@ -359,10 +417,27 @@ class Display:
         """Show a record, unless another was shown a moment ago."""
         self._newest = metrics
         if self.due:
-            self._form = self._form or _form(self._title, self._total)
+            self._form = self._form or self._make_form()
             self._shown, self._newest = time.monotonic(), None
             with self._unless_nobody_reads():
                 self._form.show(metrics)
+
+    def finish(self, metrics: Metrics, ended: str) -> None:
+        """Show the last record of a run that has come to its end, and why that is."""
+        if not self._quiet:
+            self._form = self._form or self._make_form()
+            self._newest = None
+            with self._unless_nobody_reads():
+                self._form.show(metrics, ended)
+
+    def _make_form(self) -> _Form:
+        if _in_notebook():
+            return _Notebook(self._title, self._total)
+        if self._terminal is not None:
+            return _Panel(self._title, self._total, Console(file=self._terminal.out))
+        if sys.stdout.isatty():
+            return _Panel(self._title, self._total)
+        return _Lines(self._title, self._total)
 
     @contextmanager
     def _unless_nobody_reads(self) -> Iterator[None]:
@@ -383,26 +458,21 @@ class Display:
 
     def close(self) -> None:
         """Show the last record, if it was not, and leave it there."""
-        form, newest, self._form = self._form, self._newest, None
+        form, newest, self._newest = self._form, self._newest, None
         if form is not None:
+            if self._terminal is not None:
+                self._terminal.flush()
             with self._unless_nobody_reads():
                 if newest is not None:
                     form.show(newest)
                 form.close()
+            self._form = None  # only now: until the panel is closed, lines go above it
 
     def sum_up(self, said: Sequence[Fact]) -> None:
         """Print facts that stay, as a table."""
         self.close()
         for label, text in said:
             self.say(f"{label:>9}  {text}")
-
-
-def _form(title: str, total: int) -> _Form:
-    if _in_notebook():
-        return _Notebook(title, total)
-    if sys.stdout.isatty():
-        return _Panel(title, total)
-    return _Lines(title, total)
 
 
 def _in_notebook() -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from clusterenv import Batch, Collector
-from clusterenv.errors import EmptyStore, StaleBatch
+from clusterenv.errors import ConfigError, EmptyStore, StaleBatch
 from clusterenv.store import (
     NStep,
     Prioritized,
@@ -20,6 +20,7 @@ from clusterenv.store import (
     ReplayStore,
     Rollout,
     RolloutStore,
+    Sequences,
 )
 from pipelines.experiment.algorithm import (
     Algorithm,
@@ -184,7 +185,9 @@ class ReplayFeed(Feed):
         self._episodes, self.steps = episodes, steps
         args = self._args = algorithm.args
         sampler = algorithm.sampler()
-        base = sampler.base if isinstance(sampler, NStep) else sampler
+        if isinstance(sampler, Sequences) and sampler.burn_in:
+            _check_state(algorithm)
+        base = sampler.base if isinstance(sampler, (NStep, Sequences)) else sampler
         self._prioritized = base if isinstance(base, Prioritized) else None
         self.store = ReplayStore(
             args.capacity,
@@ -200,7 +203,7 @@ class ReplayFeed(Feed):
         stream = BatchStream(collector, self._episodes, interrupt, rows=self.steps)
         for rows in self.store.feed(stream, args.batch, tensors=True):
             progress = min(1.0, stream.rows / args.total_steps)
-            losses, errors = self._learn(rows, args.batch, progress)
+            losses, errors = self._learn(rows, rows["reward"].numel(), progress)
             if self._prioritized is not None and errors is not None:
                 self.store.update_priorities(rows["indices"], errors)
                 self._prioritized.beta = args.beta + (1 - args.beta) * progress
@@ -225,6 +228,17 @@ def feed_of(algorithm: Algorithm[Any, Any], episodes: Episodes, steps: int, jour
         return StreamFeed(algorithm, episodes, steps)
     assert isinstance(algorithm, RolloutAlgorithm)
     return RolloutFeed(algorithm, episodes, steps)
+
+
+def _check_state(algorithm: ReplayAlgorithm[Any]) -> None:
+    """Raise if the rows would have no recurrent state to begin a burn-in with."""
+    policy = algorithm.policy
+    if not policy.initial_state(1):
+        raise ConfigError(
+            f"{algorithm.title} burns in from the recurrent state that is stored with its "
+            f"sequences, and {type(policy).__name__} has none: define its initial_state(n), for "
+            "example {'hidden': torch.zeros(n, 64)}, or sample Sequences(…, burn_in=0)"
+        )
 
 
 def _rollout(sample: Mapping[str, Tensor]) -> Rollout:

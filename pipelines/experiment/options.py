@@ -11,23 +11,61 @@ import shlex
 import shutil
 import sys
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import tyro
 import yaml
 
 from clusterenv.errors import ConfigError
-from pipelines.experiment.checks import convert, flag
+from pipelines.experiment.checks import Options, convert, flag
+from pipelines.experiment.wording import plain
 
-__all__ = ["command", "from_file", "read", "words_of"]
+__all__ = ["Origin", "command", "from_file", "options_to_name", "read", "words_of"]
 
 Kind = TypeVar("Kind")
 Presets = Mapping[str, Mapping[str, Any]]
 """What suits an environment, by its id."""
 
 HINT = "Options can come from a file too: --options FILE, in YAML, as in 'num_envs: 32'."
+ELSEWHERE = {  # names in other libraries
+    **dict.fromkeys(("learning_rate", "adam_lr", "step_size"), "lr"),
+    **dict.fromkeys(
+        ("timesteps", "total_timesteps", "steps", "max_steps", "num_steps"), "total_steps"
+    ),
+    **dict.fromkeys(("n_envs", "envs", "num_environments", "environments"), "num_envs"),
+    **dict.fromkeys(("workers", "num_workers", "n_workers", "num_shards", "actors"), "shards"),
+    **dict.fromkeys(("n_steps", "rollout_length", "fragment_length", "unroll_length"), "horizon"),
+    **dict.fromkeys(("batch_size", "train_batch_size"), "batch"),
+    **dict.fromkeys(("buffer_size", "replay_size", "replay_capacity"), "capacity"),
+    **dict.fromkeys(("learning_starts", "warmup"), "min_rows"),
+    **dict.fromkeys(("ent_coef", "entropy_coef", "entropy_coeff"), "entropy"),
+    **dict.fromkeys(("vf_coef", "value_coeff"), "value_coef"),
+    **dict.fromkeys(("gae_lambda", "lambda", "lambda_"), "lam"),
+    **dict.fromkeys(("n_epochs", "update_epochs", "num_epochs"), "epochs"),
+    **dict.fromkeys(("num_minibatches", "n_minibatches"), "minibatches"),
+    **dict.fromkeys(("clip_range", "clip_coef", "clip_param"), "clip"),
+    **dict.fromkeys(("max_grad_norm", "grad_clip"), "grad_norm"),
+    **dict.fromkeys(("discount", "discount_factor"), "gamma"),
+    **dict.fromkeys(("env_id", "environment", "gym_id", "task"), "env"),
+    **dict.fromkeys(("output", "dir", "log_dir", "logdir", "save_path", "run_dir"), "out"),
+    **dict.fromkeys(("anneal_lr", "lr_schedule"), "anneal"),
+    **dict.fromkeys(("net_arch", "hidden_sizes", "hidden_size", "layers"), "hidden"),
+    **dict.fromkeys(("scheduler", "address", "scheduler_address"), "cluster"),
+    **dict.fromkeys(("eval_freq", "eval_every", "evaluation_interval"), "evaluate_every"),
+    **dict.fromkeys(("eval_episodes", "n_eval_episodes"), "evaluate_episodes"),
+    **dict.fromkeys(("save_freq", "save_every", "checkpoint_freq"), "checkpoint_every"),
+}
+
+
+class Origin(NamedTuple):
+    """Where the options of a command came from."""
+
+    typed: frozenset[str]
+    """Names on the command line, and in the file of ``--options``."""
+    presets: Presets
+    """What suits an environment, by its id."""
 
 
 def read(
@@ -72,16 +110,111 @@ def read(
         peek.add_argument("--env", default=given.get("env", fields["env"].default))
         env = peek.parse_known_args(words)[0].env
         values |= {**presets.get(env, {}), "env": env}
-    text = f"{(description or '').strip()}\n\n{HINT}"
+    _check_names(fields, words, prog)
+    preset = {} if presets is None else dict(presets.get(values["env"], {}))
+    hints = dict.fromkeys(preset, f"preset of {values.get('env')}")
+    hints |= dict.fromkeys(given, str(known.options))
 
     # Checked when all is known, and not by tyro, which draws a frame through the message.
     class Unchecked(kind):  # type: ignore[valid-type, misc]
         def __post_init__(self) -> None:
             pass
 
+    Unchecked.__annotations__ = _hinted(kind, {**values, **given}, hints)
     default = Unchecked(**{**values, **given})
+    text = "\n\n".join([plain(description or "", prog), *_about(presets, values), HINT]).strip()
     read = tyro.cli(Unchecked, default=default, args=words, description=text, prog=prog)
-    return kind(**{name: getattr(read, name) for name in fields})
+    found = kind(**{name: getattr(read, name) for name in fields})
+    if isinstance(found, Options):
+        origin = Origin(frozenset(_named(fields, words)) | given.keys(), presets or {})
+        object.__setattr__(found, "origin", origin)
+    return found
+
+
+def _about(presets: Presets | None, values: Mapping[str, Any]) -> list[str]:
+    """Return what ``--help`` says of presets."""
+    if not presets:
+        return []
+    env, known = values["env"], ", ".join(presets)
+    shown = f"The values of {env} are shown." if env in presets else f"{env} has none."
+    return [f"These environments have presets: {known}. {shown}"]
+
+
+def _hinted(kind: Any, values: Mapping[str, Any], origins: Mapping[str, str]) -> dict[str, Any]:
+    """Return annotations that say where a default is from, and nothing where it is ``None``."""
+
+    def behaviour(name: str) -> Any:
+        origin = origins.get(name, "default")
+        return lambda shown: "" if shown == "None" else f"({origin}: {shown})"
+
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {
+        field.name: Annotated[
+            hints[field.name], tyro.conf.arg(help_behavior_hint=behaviour(field.name))
+        ]
+        for field in dataclasses.fields(kind)
+        if values.get(field.name, field.default) is not tyro.MISSING
+    }
+
+
+def _named(fields: Mapping[str, Any], words: Iterable[str]) -> set[str]:
+    """Return the options that a command line names, by the names of the dataclass's fields."""
+    said = {word[2:].partition("=")[0].replace("-", "_") for word in words if word[:2] == "--"}
+    return {name for name in fields if name in said or f"no_{name}" in said}
+
+
+def _check_names(fields: Mapping[str, Any], words: Iterable[str], prog: str | None) -> None:
+    """Raise if a word is an option that the command does not have.
+
+    Raises
+    ------
+    ConfigError
+        With the nearest one.
+    """
+    known = {"help", *fields, *(f"no_{name}" for name in fields)}
+    for word in words:
+        name = word[2:].partition("=")[0].replace("-", "_")
+        if word[:2] != "--" or not name or name in known:
+            continue
+        elsewhere = {each for each, ours in ELSEWHERE.items() if ours in fields}
+        close = difflib.get_close_matches(name, {*fields, *elsewhere}, n=2, cutoff=0.7)
+        near = list(dict.fromkeys(ELSEWHERE[n] if n in elsewhere else n for n in close))
+        options = " or ".join(f"--{close.replace('_', '-')}" for close in near)
+        hint = f"did you mean {options}?" if near else f"{prog or 'the command'} --help lists them"
+        raise ConfigError(f"{word.partition('=')[0]} is no option; {hint}")
+
+
+def options_to_name(begun: Mapping[str, Any], args: Any, differ: Iterable[str]) -> list[str]:
+    """Return which of the options that differ a person has chosen, then or now.
+
+    What differs only as the preset of another environment does is left out, unless nothing else
+    differs.
+
+    Parameters
+    ----------
+    begun
+        Options of a run.
+    args
+        Those of this command.
+    differ
+        Names of options that differ.
+    """
+    differ = list(differ)
+    if args.origin is None:
+        return differ
+    typed, presets = args.origin
+    before = presets.get(str(begun.get("env")), {})
+    tacit = {field.name: field.default for field in dataclasses.fields(args)} | dict(before)
+
+    def chosen(name: str) -> bool:
+        return name in ("env", *typed) or _plain(begun.get(name)) != _plain(tacit.get(name))
+
+    return [name for name in differ if chosen(name)] or differ
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it."""
+    return list(value) if isinstance(value, tuple) else value
 
 
 def command(prog: str, args: Any, presets: Presets, **changes: Any) -> str:

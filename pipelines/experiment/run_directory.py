@@ -21,6 +21,7 @@ from pipelines.experiment import files
 from pipelines.experiment.checks import flag
 from pipelines.experiment.config_file import write_config
 from pipelines.experiment.directories import JOURNAL, RUN, check_kind, content, note_of, taken
+from pipelines.experiment.options import options_to_name
 
 __all__ = ["RunDirectory", "arguments", "check_arguments", "find_directory", "has_checkpoint"]
 
@@ -217,10 +218,11 @@ def check_arguments(
     ConfigError
         With the options that differ.
     """
+    now = arguments(args)
+    names = [name for name in now if name not in free and begun.get(name) != now[name]]
     differ = [
-        f"{_flag(name, begun.get(name))} instead of {_flag(name, value)}"
-        for name, value in arguments(args).items()
-        if name not in free and begun.get(name) != value
+        f"{_flag(name, begun.get(name))} instead of {_flag(name, now[name])}"
+        for name in options_to_name(begun, args, names)
     ]
     if differ:
         raise ConfigError(

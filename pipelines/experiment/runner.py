@@ -23,15 +23,21 @@ from pipelines import learners
 from pipelines.experiment import config_file, dashboard, options
 from pipelines.experiment.algorithm import Algorithm, Losses, check_algorithm
 from pipelines.experiment.args import FREE, RunArgs, collector_options
-from pipelines.experiment.directories import JOURNAL, taken
+from pipelines.experiment.directories import JOURNAL, check_kind, check_writable, taken
 from pipelines.experiment.display import Display, summary
 from pipelines.experiment.episodes import Episodes, mean
 from pipelines.experiment.evaluation import Evaluations
 from pipelines.experiment.feeds import feed_of
 from pipelines.experiment.initial_weights import take_weights
 from pipelines.experiment.interrupt import Interrupt
+from pipelines.experiment.jobs import job_files
 from pipelines.experiment.metrics import Metrics, collected
-from pipelines.experiment.run_directory import RunDirectory, arguments, has_checkpoint
+from pipelines.experiment.run_directory import (
+    RunDirectory,
+    arguments,
+    find_directory,
+    has_checkpoint,
+)
 from pipelines.experiment.run_log import RunLog
 
 __all__ = ["Result", "run"]
@@ -86,6 +92,9 @@ def run(algorithm: type[Algorithm[Any, Any]], args: RunArgs) -> Result:
             f"run({kind.__name__}, args) got {type(args).__name__}: "
             f"run({kind.__name__}, {kind.__name__}.preset({args.env!r}))"
         )
+    out = find_directory(args, kind.name)
+    check_kind(out, kind.name)
+    check_writable(out)
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     learner = kind(args, *clusterenv.env_spaces(args.env, engine=args.engine))
@@ -129,7 +138,8 @@ class _Experiment:
         self.learner, self.directory = learner, directory
         self.args: RunArgs = learner.args
         self.title = f"{learner.title} on {self.args.env}"
-        self.display = Display(self.title, self.args.total_steps, self.args.quiet)
+        args = self.args
+        self.display = Display(self.title, args.total_steps, args.quiet, args.cluster)
         self.log = RunLog(directory.path)
         self.episodes = Episodes(self.args.num_envs, learner.judged())
         self.metrics, self.losses, self.updates = Metrics(), _Means(), 0
@@ -181,8 +191,9 @@ class _Experiment:
         """Learn until it is over, and say how it ended."""
         args, display, out = self.args, self.display, self.directory.path
         interrupt = Interrupt("saving and stopping; Ctrl-C again stops at once", args.quiet)
+        finished = self.over
         with contextlib.closing(self.log), contextlib.closing(self.feed):
-            if self.over:
+            if finished:
                 display.say(f"{out} is finished, at {self.metrics.steps:,} steps")
             else:
                 if self.directory.resumes:
@@ -202,6 +213,9 @@ class _Experiment:
                     dashboard.say_where(collector, display)
                     interrupt.started()
                     self.learn(collector, interrupt)
+                    if self.over:
+                        reached = self.reached_at is not None
+                        display.finish(self.metrics, "goal reached" if reached else "done")
                     self.commit()
         return self.sum_up()
 
@@ -213,6 +227,7 @@ class _Experiment:
         self.feed.version = self.past.version + self.directory.resumes
         with (
             dashboard.shown(args.dashboard),
+            job_files(self.directory.path),
             clusterenv.Collector(
                 args.env,
                 policy,

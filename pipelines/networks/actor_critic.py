@@ -54,8 +54,9 @@ class ActorCritic(Policy):
     ----------
     observation_space
         A ``Box``. Images are uint8 of at least 16 × 16 pixels, with the channels, or stacked
-        frames, on the first axis; everything else is flattened. Or a ``Dict`` or ``Tuple`` of such
-        parts, see :class:`pipelines.networks.observations.Observations`.
+        frames, on the first axis, stacked frames with channels on the first two, or colours on the
+        last; everything else is flattened. Or a ``Dict`` or ``Tuple`` of such parts, see
+        :class:`pipelines.networks.observations.Observations`.
     action_space
         See :class:`ActionHead`.
     hidden

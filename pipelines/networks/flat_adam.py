@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -48,6 +50,7 @@ class FlatAdam(torch.optim.Adam):
         self.gradient.zero_()
         loss.backward()  # type: ignore[no-untyped-call]
         norm: Tensor = self.gradient.norm()
-        self.gradient.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
+        if max_norm < math.inf:
+            self.gradient.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
         self.step()
         return norm

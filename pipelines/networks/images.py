@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import gymnasium as gym
@@ -12,28 +13,56 @@ from torch import Tensor, nn
 
 from clusterenv.errors import ConfigError
 
-__all__ = ["SMALLEST", "is_image", "nature_cnn", "residual_cnn", "stack_of"]
+__all__ = ["SMALLEST", "is_image", "nature_cnn", "planes_of", "residual_cnn", "stack_of"]
 
 
 SMALLEST = 16
 """Pixels of the shorter side of an image that a residual network takes."""
+COLOURS = (1, 3)
+"""Channels that may also lie on the last axis."""
 
 
-class _Scale(nn.Module):
+class _Planes(nn.Module):
+    """Scales images to 0 … 1, with all frames and channels on one axis, before the pixels."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.last = _channels_last(shape)
+
     def forward(self, image: Tensor) -> Tensor:
+        image = image.movedim(-1, 1) if self.last else image.flatten(1, -3)
         return image.float() / 255
+
+
+def _channels_last(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 3 and shape[-1] in COLOURS and shape[0] > shape[-1]
+
+
+def planes_of(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Return the planes, height and width of an observation that is an image, or a stack of them.
+
+    Examples
+    --------
+    >>> planes_of((4, 84, 84)), planes_of((4, 3, 72, 96)), planes_of((63, 63, 3))
+    ((4, 84, 84), (12, 72, 96), (3, 63, 63))
+    """
+    if _channels_last(shape):
+        return shape[2], shape[0], shape[1]
+    *planes, height, width = shape
+    return math.prod(planes), height, width
 
 
 def nature_cnn(shape: tuple[int, ...]) -> nn.Sequential:
     """Return the convolutions of Mnih et al. (2015) for images of this shape."""
-    if min(shape[1:]) < 36:
+    planes, *sides = planes_of(shape)
+    if min(sides) < 36:
         raise ConfigError(
             f"images of shape {shape} are too small for the convolutions, which need the channels "
             "first and at least 36 × 36 pixels"
         )
     return nn.Sequential(
-        _Scale(),
-        *(nn.Conv2d(shape[0], 32, 8, stride=4), nn.ReLU()),
+        _Planes(shape),
+        *(nn.Conv2d(planes, 32, 8, stride=4), nn.ReLU()),
         *(nn.Conv2d(32, 64, 4, stride=2), nn.ReLU()),
         *(nn.Conv2d(64, 64, 3, stride=1), nn.ReLU()),
         nn.Flatten(),
@@ -68,13 +97,14 @@ def residual_cnn(
     >>> residual_cnn((4, 84, 84))(torch.zeros(2, 4, 84, 84, dtype=torch.uint8)).shape
     torch.Size([2, 256])
     """
-    if min(shape[1:]) < SMALLEST:
+    planes, *sides = planes_of(shape)
+    if min(sides) < SMALLEST:
         raise ConfigError(
             f"images of shape {shape} are too small for the convolutions, which need the channels "
             f"first and at least {SMALLEST} × {SMALLEST} pixels"
         )
-    layers: list[nn.Module] = [_Scale()]
-    for section, (inputs, outputs) in enumerate(itertools.pairwise((shape[0], *channels))):
+    layers: list[nn.Module] = [_Planes(shape)]
+    for section, (inputs, outputs) in enumerate(itertools.pairwise((planes, *channels))):
         layers += [
             nn.Conv2d(inputs, outputs, 3, stride=1 if section else 2, padding=1),
             nn.MaxPool2d(3, stride=2, padding=1),
@@ -88,16 +118,26 @@ def residual_cnn(
 
 
 def is_image(space: gym.Space[Any]) -> bool:
-    """Whether observations are images."""
-    return len(space.shape or ()) == 3 and space.dtype == np.uint8
+    """Whether observations are images, or stacks of images with channels: 3 or 4 axes of uint8."""
+    return len(space.shape or ()) in (3, 4) and space.dtype == np.uint8
 
 
 def stack_of(space: gym.Space[Any]) -> int | None:
     """Return how many frames are stacked in an observation; ``None`` if it is no stack.
 
-    The frames lie along the first axis, which is the shortest. Three of them are colours.
+    The frames lie along the first axis. With 4 axes that is all; with 3 it must be the shortest,
+    and three of them are colours.
+
+    Examples
+    --------
+    >>> stack_of(gym.spaces.Box(0, 255, (4, 84, 84), np.uint8))
+    4
+    >>> stack_of(gym.spaces.Box(0, 255, (4, 3, 72, 96), np.uint8))
+    4
     """
     if not is_image(space):
         return None
     frames, *image = space.shape or (0,)
-    return frames if frames not in (1, 3) and frames < min(image) else None
+    if len(image) == 3:
+        return frames if frames > 1 else None
+    return frames if frames not in COLOURS and frames < min(image) else None

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from clusterenv.errors import ConfigError
-from pipelines.networks.images import SMALLEST, is_image
+from pipelines.networks.images import SMALLEST, is_image, planes_of
 
 __all__ = ["Observations", "Seen"]
 
@@ -56,8 +56,8 @@ class Observations:
     Parameters
     ----------
     space
-        A Box, or a Dict or Tuple of such parts with at most one image: uint8 with the channels on
-        the first axis, and at least 16 × 16 pixels.
+        A Box, or a Dict or Tuple of such parts with at most one image: uint8 of at least 16 × 16
+        pixels, see :mod:`pipelines.networks.images`.
 
     Raises
     ------
@@ -192,7 +192,7 @@ def _fits(space: gym.Space[Any]) -> bool:
 
 def _is_large_image(space: gym.Space[Any]) -> bool:
     """Whether a part is seen by convolutions; smaller images are flattened."""
-    return is_image(space) and min((space.shape or ())[1:]) >= SMALLEST
+    return is_image(space) and min(planes_of(space.shape or ())[1:]) >= SMALLEST
 
 
 def _name(path: tuple[str | int, ...]) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from clusterenv.errors import ConfigError
 from pipelines.networks.images import is_image, nature_cnn
 
-__all__ = ["QNetwork"]
+__all__ = ["QNetwork", "actions_of", "layers_of"]
 
 
 class QNetwork(nn.Module):
@@ -22,8 +22,9 @@ class QNetwork(nn.Module):
     Parameters
     ----------
     observation_space
-        A ``Box``. Images are uint8 with the channels, or stacked frames, on the first axis;
-        everything else is flattened.
+        A ``Box``. Images are uint8 with the channels, or stacked frames, on the first axis,
+        stacked frames with channels on the first two, or colours on the last; everything else is
+        flattened.
     action_space
         A ``Discrete`` that starts at 0.
     hidden
@@ -52,29 +53,10 @@ class QNetwork(nn.Module):
         duelling: bool = False,
     ) -> None:
         super().__init__()
-        if not isinstance(observation_space, gym.spaces.Box):
-            raise ConfigError(
-                f"QNetwork needs observations in a Box, got {observation_space}; wrap the "
-                "environment: gymnasium.wrappers.FlattenObservation(env)"
-            )
-        if not isinstance(action_space, gym.spaces.Discrete) or action_space.start != 0:
-            raise ConfigError(
-                f"QNetwork needs actions in Discrete(n), got {action_space}; for continuous "
-                "actions: clusterenv train ppo"
-            )
-        shape, actions = observation_space.shape, int(action_space.n)
-        if is_image(observation_space):
-            self.eyes: nn.Module = nature_cnn(shape)
-            with torch.no_grad():
-                inputs = self.eyes(torch.zeros(1, *shape)).shape[1]
-        else:
-            self.eyes = nn.Flatten()
-            inputs = math.prod(shape)
-        sizes = (inputs, *hidden)
-        layers = [(nn.Linear(*pair), nn.ReLU()) for pair in itertools.pairwise(sizes)]
-        self.body = nn.Sequential(*itertools.chain.from_iterable(layers))
-        self.advantage = nn.Linear(sizes[-1], actions)
-        self.value = nn.Linear(sizes[-1], 1) if duelling else None
+        actions = actions_of(action_space)
+        self.eyes, self.body, features = layers_of(observation_space, hidden)
+        self.advantage = nn.Linear(features, actions)
+        self.value = nn.Linear(features, 1) if duelling else None
 
     def forward(self, obs: Tensor) -> Tensor:
         """Return the values, ``[n, actions]``."""
@@ -84,3 +66,45 @@ class QNetwork(nn.Module):
             return advantage
         value: Tensor = self.value(features)
         return value + advantage - advantage.mean(-1, keepdim=True)
+
+
+def actions_of(space: gym.Space[Any]) -> int:
+    """Return the number of actions.
+
+    Raises
+    ------
+    ConfigError
+        If the space is no ``Discrete`` that starts at 0.
+    """
+    if not isinstance(space, gym.spaces.Discrete) or space.start != 0:
+        raise ConfigError(
+            f"QNetwork needs actions in Discrete(n), got {space}; for continuous "
+            "actions: clusterenv train ppo"
+        )
+    return int(space.n)
+
+
+def layers_of(
+    space: gym.Space[Any], hidden: tuple[int, ...]
+) -> tuple[nn.Module, nn.Sequential, int]:
+    """Return convolutions for images, or what flattens; hidden layers; the size of the last.
+
+    Raises
+    ------
+    ConfigError
+        If observations are not in a ``Box``.
+    """
+    if not isinstance(space, gym.spaces.Box):
+        raise ConfigError(
+            f"QNetwork needs observations in a Box, got {space}; wrap the "
+            "environment: gymnasium.wrappers.FlattenObservation(env)"
+        )
+    if is_image(space):
+        eyes: nn.Module = nature_cnn(space.shape)
+        with torch.no_grad():
+            inputs = eyes(torch.zeros(1, *space.shape)).shape[1]
+    else:
+        eyes, inputs = nn.Flatten(), math.prod(space.shape)
+    sizes = (inputs, *hidden)
+    layers = [(nn.Linear(*pair), nn.ReLU()) for pair in itertools.pairwise(sizes)]
+    return eyes, nn.Sequential(*itertools.chain.from_iterable(layers)), sizes[-1]

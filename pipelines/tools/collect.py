@@ -25,12 +25,14 @@ from clusterenv.policies import Policy
 from clusterenv.store import Journal, Stack
 from pipelines.experiment import dashboard, options
 from pipelines.experiment.checks import Bound, Count, Natural, Options, Share, check_shards
-from pipelines.experiment.directories import check_kind, note_of
+from pipelines.experiment.directories import check_kind, check_writable, note_of
 from pipelines.experiment.display import Display, duration
 from pipelines.experiment.episodes import BatchStream, Episodes, mean
 from pipelines.experiment.interrupt import Interrupt
+from pipelines.experiment.jobs import job_files
 from pipelines.experiment.metrics import Metrics, collected
 from pipelines.experiment.run_directory import arguments, check_arguments
+from pipelines.experiment.wording import count
 from pipelines.networks.images import stack_of
 from pipelines.tools.saved_policies import load_policy
 
@@ -87,6 +89,7 @@ def collect(args: Args) -> Result:
         If the policy does not fit the environment, or the directory is of another dataset.
     """
     check_kind(args.out, "collect")
+    check_writable(args.out, example="data/mine")
     if note := note_of(args.out):
         check_arguments(args.out, note["dataset"], args, FREE)
     observations, actions = clusterenv.env_spaces(args.env, engine=args.engine)
@@ -99,13 +102,13 @@ def collect(args: Args) -> Result:
 
 def _collect(args: Args, policy: Policy, journal: Journal) -> Result:
     before = rows = journal.manifest.end
-    display = Display(f"Collecting {args.env}", args.rows, args.quiet)
+    display = Display(f"Collecting {args.env}", args.rows, args.quiet, args.cluster)
     episodes = Episodes(args.num_envs)
     if rows >= args.rows:
-        display.say(f"{args.out} has {rows:,} rows already; nothing to collect")
+        display.say(f"{args.out} has {count(rows, 'row')} already; nothing to collect")
         return Result(rows, 0, 0.0, math.nan, args.out)
     if rows:
-        display.say(f"going on with {args.out} from {rows:,} rows")
+        display.say(f"going on with {args.out} from {count(rows, 'row')}")
     interrupt = Interrupt("committing and stopping; Ctrl-C again stops at once", args.quiet)
     began = committed = time.monotonic()
     seconds = 0.0
@@ -118,6 +121,7 @@ def _collect(args: Args, policy: Policy, journal: Journal) -> Result:
             display,
             interrupt,
             dashboard.shown(args.dashboard),
+            job_files(args.out),
             clusterenv.Collector(
                 args.env,
                 policy,
@@ -161,15 +165,18 @@ def _collect(args: Args, policy: Policy, journal: Journal) -> Result:
             if seconds and not isinstance(error, StoreNotWritten):  # something can be saved
                 commit()
                 display.say(
-                    f"saved {rows:,} rows in {args.out}; the same command goes on from there"
+                    f"saved {count(rows, 'row')} in {args.out}; the same command goes on from there"
                 )
             raise
     commit()
     further = {"rows": 2 * args.rows} if rows == args.rows else {}
     display.sum_up(
         [
-            ("rows", f"{rows:,} rows, {rows - before:,} of them in {duration(seconds)}"),
-            ("return", f"{mean(episodes.returns):.1f}, mean of {len(episodes.returns)} episodes"),
+            ("rows", f"{count(rows, 'row')}, {rows - before:,} of them in {duration(seconds)}"),
+            (
+                "return",
+                f"{mean(episodes.returns):.1f}, mean of {count(len(episodes.returns), 'episode')}",
+            ),
             ("wrote", f"{args.out}: clusterenv.open_dataset({str(args.out)!r}).to_table()"),
             ("go on", options.command("clusterenv collect", args, {}, **further)),
         ]

@@ -22,7 +22,9 @@ import clusterenv
 from clusterenv.errors import ConfigError
 from pipelines.experiment import options
 from pipelines.experiment.checks import Count, Natural, Options
+from pipelines.experiment.directories import check_writable
 from pipelines.experiment.evaluation import NUM_ENVS
+from pipelines.experiment.jobs import job_files
 from pipelines.tools.saved_policies import SavedPolicy, Version, load_run
 
 __all__ = ["Args", "describe", "evaluate", "record"]
@@ -45,6 +47,8 @@ class Args(Options):
         super().__post_init__()
         if self.video is not None and self.video.suffix != ".mp4":
             raise ConfigError(f"--video {self.video} is no .mp4 file: --video episode.mp4")
+        if self.video is not None:
+            check_writable(self.video, "--video ", "episode.mp4")
 
 
 def evaluate(args: Args, saved: SavedPolicy | None = None) -> clusterenv.Evaluation:
@@ -58,7 +62,8 @@ def evaluate(args: Args, saved: SavedPolicy | None = None) -> clusterenv.Evaluat
     saved = saved or load_run(args.run, args.version)
     if args.video is not None:
         _check_video(saved, args.video)
-    played = _play(args, saved, args.episodes, args.cluster)
+    with job_files(args.run):
+        played = _play(args, saved, args.episodes, args.cluster)
     if args.video is not None:
         record(args, saved, args.video)
     return played

@@ -23,6 +23,7 @@ from clusterenv.errors import ConfigError
 from clusterenv.policies import Context, Policy
 from pipelines.experiment import options
 from pipelines.experiment.checks import Options
+from pipelines.experiment.directories import check_writable
 from pipelines.tools.saved_policies import Version, load_run
 
 __all__ = ["Args", "export"]
@@ -41,6 +42,7 @@ class Args(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         _writer(self.out)
+        check_writable(self.out, "", f"runs/policy{self.out.suffix}")
 
 
 class _BestAction(nn.Module):

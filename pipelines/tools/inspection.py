@@ -19,6 +19,7 @@ from pipelines.experiment.checks import Options
 from pipelines.experiment.config_file import CONFIG, read_config
 from pipelines.experiment.directories import JOURNAL, note_of
 from pipelines.experiment.sinks import read_csv
+from pipelines.experiment.wording import count
 
 __all__ = ["Args", "describe"]
 
@@ -52,7 +53,7 @@ def describe(run: Path) -> list[tuple[str, str]]:
     found = list(_files(run))
     size = sum(file.st_size for file in found)
     newest = max((file.st_mtime for file in found), default=time.time())
-    lines.append(("size", f"{size / 1e6:,.1f} MB in {len(found)} files"))
+    lines.append(("size", f"{size / 1e6:,.1f} MB in {count(len(found), 'file')}"))
     lines.append(("last written", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(newest))))
     return lines
 
@@ -101,11 +102,15 @@ def _progress(path: Path) -> list[tuple[str, str]]:
     last = rows[-1]
     returns = [float(row["mean_return"]) for row in rows]
     finite = [value for value in returns if math.isfinite(value)]
+    pulls = count(int(last["pulls"]), "pull")
     return [
         ("steps", f"{int(float(last['steps'])):,} in {float(last['seconds']):,.0f} s"),
         ("return", f"{returns[-1]:.1f}, best {max(finite, default=math.nan):.1f} (mean of 100)"),
         *_evaluation(rows),
-        ("policy", f"version {last['version']}, {last['pulls']} pulls, lag {last['lag_mean']}"),
+        (
+            "policy",
+            f"version {last['version']}, {pulls}, lag {last['lag_mean']}",
+        ),
     ]
 
 
@@ -156,7 +161,7 @@ def _store(directory: Path) -> list[tuple[str, str]]:
     envs = len(np.unique(columns["env"]))
     return [
         *lines,
-        ("rows", f"{table.num_rows:,} of {envs} environments in {shards} shards"),
+        ("rows", f"{table.num_rows:,} of {count(envs, 'environment')} in {count(shards, 'shard')}"),
         ("collectors", f"{len(runs)}: one for each time that it was begun or resumed"),
         ("restarts", f"{again}: after losses and moves"),
         ("episodes", f"{ended:,} ended, {int(columns['truncated'].sum()):,} of them truncated"),

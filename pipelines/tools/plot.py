@@ -15,6 +15,7 @@ import tyro
 from clusterenv.errors import ConfigError
 from pipelines.experiment import options
 from pipelines.experiment.checks import Options
+from pipelines.experiment.directories import check_writable
 from pipelines.tools.curves import Run, band, grouped, read_run, short_names
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def draw(runs: Sequence[Path], out: Path, group: bool = False) -> Path:
         raise ConfigError("name at least one run: clusterenv plot runs/a runs/b --out both.png")
     if out.suffix not in (".png", ".svg", ".pdf"):
         raise ConfigError(f"--out {out}: the picture must end in .png, .svg or .pdf")
+    check_writable(out, example="plot.png")
     # Here, as --help needs none of it.
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter

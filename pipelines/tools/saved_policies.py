@@ -137,4 +137,4 @@ def _rebuilt(
     except Exception as error:
         raise ConfigError(f"{path} is no checkpoint for this environment: {error}") from error
     policy = learner.policy
-    return EpsilonGreedy(policy.module, epsilon) if isinstance(policy, EpsilonGreedy) else policy
+    return policy.with_epsilon(epsilon) if isinstance(policy, EpsilonGreedy) else policy

@@ -295,6 +295,8 @@ def _names(client: Client, here: Path) -> dict[str, Any]:
     (here / "empty").mkdir()
     with filled(ReplayStore(100)) as store:
         store.save(here / "saved")
+    with warnings.catch_warnings(action="ignore"):  # Minari misses an author and a link
+        recorded = clusterenv.to_minari(here / "saved", "fuzz/recorded-v0", env=OfBatch())
     modules = (clusterenv, gym, minari, nn, np, os, policies, spaces, threading, torch)
     named: tuple[Any, ...] = (
         *(Decimal, Fraction, datetime, World, OfBatch),
@@ -318,6 +320,7 @@ def _names(client: Client, here: Path) -> dict[str, Any]:
         "policy": policies.Categorical(nn.Linear(4, 2)),
         "agent": Agent(),
         "rollouts": clusterenv.RolloutStore(),
+        "recorded": recorded,
     }
 
 

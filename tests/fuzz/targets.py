@@ -180,10 +180,15 @@ TARGETS = (
         {**_SAVED, "dataset_id": "'fuzz/x-v0'", "env": "OfBatch()"},
         form="minari.delete_dataset({}.id)",
     ),
+    Target("clusterenv.from_minari", {"dataset": "recorded", "directory": "here / 'from-minari'"}),
     Target("clusterenv.to_tensordict", {"columns": "batch.torch().columns"}),
     # Policies
     Target("policies.Categorical", {"module": "nn.Linear(4, 2)"}),
     Target("policies.Gaussian", {"module": "nn.Linear(4, 2)"}),
+    Target(
+        "policies.SquashedGaussian",
+        {"module": "nn.Linear(4, 2)", "action_space": "spaces.Box(-1, 1, (1,))"},
+    ),
     Target("policies.EpsilonGreedy", {"q_module": "nn.Linear(4, 2)"}),
     Target("policies.CleanRL", {"agent": "agent"}),
     Target("policies.PaperAgent", {"agent": "agent"}),
@@ -203,6 +208,7 @@ LEFT_OUT = {
         "ReplayStats",
         "ShardInfo",
         "Snapshot",
+        "SquashedNormal",
     ),
     # For subclasses, or given to them:
     *("Policy", "Context", "Decision", "Fragment", "Sampler", "Draw"),

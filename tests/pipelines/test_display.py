@@ -7,15 +7,19 @@ import io
 import math
 import os
 import pty
+import re
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from conftest import wait_until
 from rich.console import Console
 
 from pipelines.experiment import display
-from pipelines.experiment.display import Display, facts, line, summary
+from pipelines.experiment.display import Display, facts, line, sparkline, summary
 from pipelines.experiment.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +45,40 @@ def test_a_panel_shows_all_that_a_line_does_and_more() -> None:
         "policy": "version 4, shards 1.50 behind on average, 2 pulls, 75% saved",
         "trouble": "none",
     }
+
+
+def test_one_of_a_thing_is_in_the_singular() -> None:
+    one = Metrics(
+        steps=2, episodes=1, version=1, pulls=1, restarts=1, lost_rows=1, rebuilt=1, store_rows=1
+    )
+    said = " ".join(text for _, text in (*facts(one, 10), *summary(one, 1.0, [], "")))
+    for noun in ("episode", "version", "pull", "restart", "row", "environment"):
+        assert not re.search(rf"\b1 {noun}s", said), said
+    assert "1 pull," in said
+    assert "1 environment rebuilt" in said
+
+
+def test_progress_never_shows_100_percent_before_the_end_and_no_more_after_it() -> None:
+    assert "  99%" in line(Metrics(steps=998), 1_000)
+    assert " 100%" in line(Metrics(steps=1_024), 1_000)
+    assert dict(facts(Metrics(steps=1_024, steps_per_second=9), 1_000))["steps"].endswith(", done")
+    reached = line(Metrics(steps=400, steps_per_second=9), 1_000, "goal reached")
+    assert " 100%" in reached
+    assert reached.endswith("goal reached")
+
+
+def test_the_summary_has_one_clock() -> None:
+    """Of a run in two sessions, the rate is that of all steps in all of the time."""
+    resumed = Metrics(steps=1_000, seconds=10, steps_per_second=777)
+    assert ("steps", "1,000 in 10 s, 100/s") in summary(resumed, 1.0, [], "")
+
+
+def test_a_flat_curve_is_drawn_flat() -> None:
+    heights = [display.BARS.index(bar) for bar in sparkline([500, 499, 500, 498, 500])]
+    assert max(heights) - min(heights) <= 1
+    assert min(heights) >= 2  # and not on the ground
+    assert sparkline([0, 0]) == sparkline([7, 7])
+    assert sparkline([-10, 500])[0] == "▁"
 
 
 def test_the_store_and_troubles_are_shown_where_there_are_some() -> None:
@@ -84,6 +122,25 @@ def test_the_summary_tells_what_was_saved_in_pulls_and_in_bytes() -> None:
     assert policy(weight_bytes=8_000) == saved
     assert policy(weight_bytes=8_000, pulls_saved=0).endswith("0% saved; 8.0 kB of weights sent")
     assert policy(pulls=0).endswith("0 pulls, 100% saved; 0 B of weights sent")
+
+
+def test_the_end_of_a_run_is_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with Display("PPO", 1_000) as shown:
+        shown.show(HALF)
+        shown.finish(HALF, "goal reached")
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert " 100%" in last
+    assert last.endswith("goal reached")
+
+
+def test_a_running_cluster_is_named_before_it_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    with Display("PPO", 1_000, cluster="tcp://10.0.0.1:8786"):
+        pass
+    with Display("PPO", 1_000, cluster="slurm"):
+        pass
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "PPO: connecting to tcp://10.0.0.1:8786"
+    assert second == "PPO: starting the workers"
 
 
 def test_files_get_a_line_now_and_then_and_the_last_one(
@@ -155,6 +212,52 @@ def test_in_a_real_terminal_other_lines_stay_above_it() -> None:
     assert text.index("from elsewhere") < text.rindex("PPO on CartPole-v1")
     assert "500 of 1,000, 5 s left" in text
     assert 30 * "--long " in text  # a command to copy is not wrapped
+
+
+PAST_THE_PANEL = """
+import logging, subprocess, sys
+import distributed  # whose handlers keep the standard error that they find
+from pipelines.experiment.display import Display
+from pipelines.experiment.metrics import Metrics
+with Display("PPO on CartPole-v1", 1000) as shown:
+    for step in range(1, 5):
+        shown._shown = 0  # now
+        shown.show(Metrics(steps=100 * step, seconds=step, steps_per_second=100, mean_return=20.5))
+        subprocess.run(["sh", "-c", f"echo worker {step} >&2; echo printed {step}"])
+        logging.getLogger("distributed.nanny").warning("warned %d", step)
+    shown.finish(Metrics(steps=400, seconds=5, steps_per_second=100), "goal reached")
+shown.sum_up([("steps", "400")])
+"""
+
+
+def test_no_half_of_the_panel_is_left_whoever_prints(tmp_path: Path) -> None:
+    if shutil.which("tmux") is None:
+        pytest.skip("tmux, which draws the terminal, is not installed")
+    script = tmp_path / "script.py"
+    script.write_text(PAST_THE_PANEL)
+    tmux = ["tmux", "-S", str(tmp_path / "socket"), "-f", "/dev/null"]
+    run = shlex.join(["env", f"PYTHONPATH={ROOT}", sys.executable, str(script)])
+    command = f"cd {shlex.quote(str(ROOT))} && {run}; sleep 1000"
+    subprocess.run([*tmux, "new-session", "-d", "-x", "80", "-y", "40", command], check=True)
+
+    def screen() -> str:
+        shown = [*tmux, "capture-pane", "-p"]
+        return subprocess.run(shown, capture_output=True, text=True).stdout
+
+    try:
+        assert wait_until(lambda: "    steps  400\n" in screen(), 100), screen()
+    finally:
+        last = screen()
+        subprocess.run([*tmux, "kill-server"], check=False)
+    assert last.count("PPO on CartPole-v1\n") == 1, last  # the panel, once
+    assert last.count("trouble") == 1, last
+    lines = last.splitlines()
+    panel = next(i for i, text in enumerate(lines) if text.strip() == "PPO on CartPole-v1")
+    above = "\n".join(lines[:panel])
+    for step in range(1, 5):
+        for text in (f"worker {step}", f"printed {step}", f"warned {step}"):
+            assert text in above, last
+    assert "400 of 1,000, goal reached" in last
 
 
 def test_a_notebook_has_one_line_that_changes(tmp_path: Path) -> None:

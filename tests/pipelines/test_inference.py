@@ -29,6 +29,7 @@ def cluster(client: Client, leaves_nothing: None) -> str:
         ("impala", {"recurrent": 8, "hidden": (8,)}),
         ("vmpo", {"epochs": 1}),
         ("apex", STORE),
+        ("r2d2", {**STORE, "rows_per_update": 16, "hidden": (8,), "units": 8}),
     ],
 )
 def test_learners_work_unchanged(

@@ -14,14 +14,14 @@ import pytest
 
 from benchmarks.studies import aps_arms
 from clusterenv.errors import ConfigError
-from pipelines import apex, cli, dqn, ppo
+from pipelines import apex, cli, dqn, ppo, r2d2
 from pipelines.experiment import options
 from pipelines.tools import collect
 
 OUT = Path("runs/x")
 COLLECT = functools.partial(collect.Args, "CartPole-v1", OUT)
-LEARNERS: list[Callable[..., Any]] = [ppo.Args, dqn.Args, apex.Args]
-STORED: list[Callable[..., Any]] = [dqn.Args, apex.Args]
+LEARNERS: list[Callable[..., Any]] = [ppo.Args, dqn.Args, apex.Args, r2d2.Args]
+STORED: list[Callable[..., Any]] = [dqn.Args, apex.Args, r2d2.Args]
 ALL: list[Callable[..., Any]] = [*LEARNERS, COLLECT, aps_arms.Args]
 
 NAN = math.nan
@@ -76,7 +76,16 @@ BAD: list[tuple[list[Callable[..., Any]], dict[str, tuple[Any, ...]]]] = [
         },
     ),
     ([dqn.Args], {"epsilon_start": (1.5,), "epsilon_end": (-1, NAN), "epsilon_steps": (0,)}),
-    ([apex.Args], {"ladder_base": (0, 1), "ladder_power": (-1, math.inf)}),
+    (
+        [r2d2.Args],
+        {
+            "burn_in": (-1, 48),
+            "sequence": (0,),
+            "horizon": (49,),
+            "units": (0,),
+        },
+    ),
+    ([apex.Args, r2d2.Args], {"ladder_base": (0, 1), "ladder_power": (-1, math.inf)}),
     ([COLLECT], {"rows": (0,), "epsilon": (2, NAN), "commit_seconds": (0, NAN)}),
     (
         [aps_arms.Args],

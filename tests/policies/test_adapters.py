@@ -347,3 +347,15 @@ def test_epsilon_may_be_any_number_and_values_must_be_numbers() -> None:
     assert (policy.ladder, float(policy.epsilon)) == (False, 0.25)
     with pytest.raises(ValueError, match="the Q network returned NaN"):
         policy.act(torch.full((N, 3), float("nan")), CONTEXT)
+
+
+def test_another_epsilon_leaves_the_network_and_the_temperature_as_they_are() -> None:
+    module = nn.Linear(3, 4)
+    policy = EpsilonGreedy(module, [0.5, 0.1], temperature=2.0)
+    other = policy.with_epsilon(0.0)
+    assert other.module is module
+    assert other.temperature == 2.0
+    assert torch.equal(other.act(OBS, CONTEXT).action, module(OBS).argmax(-1))
+    assert policy.epsilon.tolist() == pytest.approx([0.5, 0.1])
+    with pytest.raises(ConfigError, match="epsilon must be from 0 to 1"):
+        policy.with_epsilon(2.0)

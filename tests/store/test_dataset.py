@@ -17,7 +17,7 @@ from gymnasium import spaces
 import clusterenv
 from clusterenv import errors
 from clusterenv.data.arrow import spec_of
-from clusterenv.store import Journal, Stack, open_snapshot
+from clusterenv.store import Journal, NStep, Stack, Uniform, open_snapshot
 from clusterenv.store.dataset import episodes
 
 KEY = ("run", "shard", "incarnation", "env", "episode", "step")
@@ -259,3 +259,61 @@ def test_to_minari_says_which_space_the_rows_are_not_of(
         clusterenv.to_minari(
             tmp_path, "test/x-v0", observation_space=observations, action_space=actions
         )
+
+
+@pytest.mark.filterwarnings("ignore:.*is set to None:UserWarning")
+@pytest.mark.filterwarnings("ignore:env_spec is None:UserWarning")
+@pytest.mark.parametrize("by_id", [True, False])
+def test_episodes_come_back_from_minari_and_are_sampled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_id: bool
+) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    rows = written(Fleet(TwoLeaves()), tmp_path / "rows")
+    before = list(episodes(open_snapshot(tmp_path / "rows")))
+    observed = {name: column.shape[1:] for name, column in before[0].observations.items()}
+    made = clusterenv.to_minari(
+        tmp_path / "rows",
+        "test/back-v0",
+        observation_space=spaces.Dict(
+            {
+                name.removeprefix("obs."): spaces.Box(
+                    -np.inf, np.inf, shape, before[0].observations[name].dtype.type
+                )
+                for name, shape in observed.items()
+            }
+        ),
+        action_space=spaces.Discrete(5),
+    )
+    dataset = "test/back-v0" if by_id else made
+    count = clusterenv.from_minari(dataset, tmp_path / "back")
+    assert count == sum(len(track) for track in whole(rows))
+    after = list(episodes(open_snapshot(tmp_path / "back")))
+    assert len(after) == len(before) > 20
+    for one, other in zip(before, after, strict=True):
+        for name in one.observations:
+            assert np.array_equal(one.observations[name], other.observations[name])
+        assert np.array_equal(one.actions, other.actions)
+        assert np.array_equal(one.rewards, other.rewards)
+        assert (one.terminated, one.truncated) == (other.terminated, other.truncated)
+
+    sampler = NStep(3, 0.9, Uniform(replace=False))
+    with clusterenv.ReplayStore.load(tmp_path / "back", sampler=sampler) as store:
+        assert len(store) == count
+        sample = store.sample(count)
+        ends = sample["terminated"] | sample["truncated"]
+        # A return is shorter than three steps only where an episode ends.
+        assert ends[sample["discount"] > 0.9**3 + 1e-6].all()
+    assert clusterenv.from_minari(dataset, tmp_path / "back") == count  # more rows
+    assert clusterenv.open_dataset(tmp_path / "back").count_rows() == 2 * count
+
+
+def test_from_minari_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    with pytest.raises(errors.ConfigError, match=r"cannot load 'test/none-v0'.*download_dataset"):
+        clusterenv.from_minari("test/none-v0", tmp_path / "rows")
+    with pytest.raises(errors.ConfigError, match=r"dataset must be a MinariDataset, got 3"):
+        clusterenv.from_minari(3, tmp_path / "rows")  # type: ignore[arg-type]
+    assert not (tmp_path / "rows").exists()
+    monkeypatch.setitem(sys.modules, "minari", None)
+    with pytest.raises(errors.ConfigError, match=r"pip install 'clusterenv\[minari\]'"):
+        clusterenv.from_minari("test/none-v0", tmp_path / "rows")

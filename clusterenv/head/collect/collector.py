@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -19,9 +19,15 @@ from clusterenv.data.batch import Batch
 from clusterenv.data.checks import check_flag, is_number
 from clusterenv.data.pickling import dumps_by_value
 from clusterenv.data.spaces import Layout
+from clusterenv.data.summary import Summary
 from clusterenv.errors import ClosedError, ConfigError, shown
-from clusterenv.head.collect.inference import GROUPS, Inference, stand_in
-from clusterenv.head.collect.options import CollectorOptions, InferenceOptions
+from clusterenv.head.collect.inference import (
+    GROUPS,
+    Inference,
+    InferenceOptions,
+    stand_in,
+)
+from clusterenv.head.collect.options import CollectorOptions
 from clusterenv.head.collect.receiver import Receiver
 from clusterenv.head.fleet.launch import (
     StreamSpec,
@@ -49,7 +55,7 @@ __all__ = ["Collector"]
 _LONGEST_TITLE = 48
 
 
-class Collector(Lifecycle):
+class Collector(Summary, Lifecycle):
     """Collects trajectories with the policy beside the simulation.
 
     Parameters
@@ -172,6 +178,7 @@ class Collector(Lifecycle):
             relays=_relays(policy) and at_head is None,
             groups=GROUPS,
         )
+        self._num_envs, self._rule = num_envs, None if at_head else spec.rule
         recipe = make_recipe(env, num_envs, engine, None, wrappers, env_kwargs)
         self._fleet, self._owned_client = open_fleet(
             recipe, num_envs, shards, cluster, dumps_by_value(spec, "the policy")
@@ -360,6 +367,17 @@ class Collector(Lifecycle):
         return self._telemetry.link
 
     # Inside
+
+    def _summary(self) -> Mapping[str, Any]:
+        return {
+            "": repr(self.name),
+            "num_envs": self._num_envs,
+            **({} if self.closed else {"shards": len(self.shards)}),
+            **({"inference": "head"} if self._rule is None else {"sync": self._rule}),
+            "version": self._publisher.version,
+            "rows": sum(record.rows for record in self._roster),
+            **({"closed": True} if self.closed else {}),
+        }
 
     def _sample_probe(self, batch: Batch) -> None:
         # A recurrent state is known at the first time row alone, and it is what decides.

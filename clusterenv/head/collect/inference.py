@@ -6,6 +6,7 @@ import contextlib
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -14,13 +15,14 @@ import torch
 from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
+from clusterenv import config
 from clusterenv.data.batch import Batch
+from clusterenv.data.checks import check_choice
 from clusterenv.data.fragment import Fragment
 from clusterenv.data.pickling import dumps, loads
 from clusterenv.data.spaces import Array, Column, Layout
-from clusterenv.errors import ConfigError, PolicyError
+from clusterenv.errors import ConfigError, PolicyError, shown
 from clusterenv.head.collect.batcher import Batcher
-from clusterenv.head.collect.options import InferenceOptions
 from clusterenv.head.fleet.handle import ShardHandle
 from clusterenv.policies.policy import Context, Decision, Policy
 from clusterenv.simulation.decisions import (
@@ -31,15 +33,68 @@ from clusterenv.simulation.decisions import (
     initial_state,
 )
 from clusterenv.simulation.head_policy import HeadPolicy
+from clusterenv.sync.rules import SyncRule
 from clusterenv.sync.weights import Weights, load, manifest_of
 from clusterenv.transport.messages import ActionField, ActionsMeta, MessageKind, ObservationsMeta
 
-__all__ = ["GROUPS", "Inference", "stand_in"]
+__all__ = ["GROUPS", "Inference", "InferenceOptions", "stand_in"]
 
 GROUPS = 2
 """Groups of each shard: one steps while the head evaluates the other."""
 
 Send = Callable[..., bool]
+
+
+@dataclass(frozen=True)
+class InferenceOptions:
+    """How a policy is evaluated at the head; raises ``ConfigError`` if it cannot be."""
+
+    device: torch.device
+    rows: int
+    """Of a batch, at most."""
+    wait: float
+    """Seconds that a request waits for others, at most."""
+
+    @classmethod
+    def of(
+        cls, inference: str, device: Any, sync: SyncRule | None, overlap: bool
+    ) -> InferenceOptions | None:
+        """Return the options of ``Collector(inference=…)``; ``None`` for inference by workers."""
+        right = "inference='head' evaluates the policy at the head, inference='worker' on workers"
+        check_choice("inference", inference, ("worker", "head"), right)
+        if inference == "worker":
+            if device is not None:
+                raise ConfigError(
+                    f"device={shown(device)} is where the head evaluates the policy; workers use "
+                    f"their CPU: Collector(…, inference='head', device={shown(device)})"
+                )
+            return None
+        if sync is not None:
+            raise ConfigError(
+                f"sync={shown(sync)} decides when workers pull weights; with inference='head' they "
+                "have none, and the newest version acts in every step: leave sync out"
+            )
+        if overlap:
+            raise ConfigError(
+                "overlap=True promises rollouts exactly one version old; with inference='head' the "
+                "newest version acts in every step. Use one of the two: "
+                "Collector(…, inference='head') and iterate, or Collector(…, overlap=True)"
+            )
+        return cls(
+            _device(device), config.count("inference.rows"), config.positive("inference.wait")
+        )
+
+
+def _device(given: Any) -> torch.device:
+    try:
+        device = torch.device("cpu" if given is None else given)
+        torch.zeros(1, device=device)
+    except Exception as error:
+        raise ConfigError(
+            f"device={shown(given)} is not there: {str(error).splitlines()[0]}. "
+            "Collector(…, inference='head', device='cpu')"
+        ) from error
+    return device
 
 
 class _Request(NamedTuple):

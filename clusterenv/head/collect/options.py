@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-
-from clusterenv import config
-from clusterenv.data.checks import check_choice, check_whole
-from clusterenv.errors import ConfigError, shown
+from clusterenv.data.checks import check_whole
+from clusterenv.errors import ConfigError
 from clusterenv.head.fleet.launch import check_shards
 from clusterenv.head.fleet.restarts import Restarts
-from clusterenv.sync.rules import SyncRule
 
-__all__ = ["CollectorOptions", "InferenceOptions"]
+__all__ = ["CollectorOptions"]
 
 _MOST_CREDITS = 1024
 
@@ -43,55 +38,3 @@ class CollectorOptions:
                 f"max_shards must be at least shards={least}, got {self.max_shards}: "
                 f"max_shards={2 * least}"
             )
-
-
-@dataclass(frozen=True)
-class InferenceOptions:
-    """How a policy is evaluated at the head; raises ``ConfigError`` if it cannot be."""
-
-    device: torch.device
-    rows: int
-    """Of a batch, at most."""
-    wait: float
-    """Seconds that a request waits for others, at most."""
-
-    @classmethod
-    def of(
-        cls, inference: str, device: Any, sync: SyncRule | None, overlap: bool
-    ) -> InferenceOptions | None:
-        """Return the options of ``Collector(inference=…)``; ``None`` for inference by workers."""
-        right = "inference='head' evaluates the policy at the head, inference='worker' on workers"
-        check_choice("inference", inference, ("worker", "head"), right)
-        if inference == "worker":
-            if device is not None:
-                raise ConfigError(
-                    f"device={shown(device)} is where the head evaluates the policy; workers use "
-                    f"their CPU: Collector(…, inference='head', device={shown(device)})"
-                )
-            return None
-        if sync is not None:
-            raise ConfigError(
-                f"sync={shown(sync)} decides when workers pull weights; with inference='head' they "
-                "have none, and the newest version acts in every step: leave sync out"
-            )
-        if overlap:
-            raise ConfigError(
-                "overlap=True promises rollouts exactly one version old; with inference='head' the "
-                "newest version acts in every step. Use one of the two: "
-                "Collector(…, inference='head') and iterate, or Collector(…, overlap=True)"
-            )
-        return cls(
-            _device(device), config.count("inference.rows"), config.positive("inference.wait")
-        )
-
-
-def _device(given: Any) -> torch.device:
-    try:
-        device = torch.device("cpu" if given is None else given)
-        torch.zeros(1, device=device)
-    except Exception as error:
-        raise ConfigError(
-            f"device={shown(given)} is not there: {str(error).splitlines()[0]}. "
-            "Collector(…, inference='head', device='cpu')"
-        ) from error
-    return device

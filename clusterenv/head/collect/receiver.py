@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,7 +28,6 @@ from clusterenv.errors import (
     WorkerLost,
 )
 from clusterenv.head.collect.inference import GROUPS, Inference
-from clusterenv.head.collect.options import CollectorOptions
 from clusterenv.head.collect.weight_service import WeightService
 from clusterenv.head.fleet.env_errors import env_error
 from clusterenv.head.fleet.fleet import Fleet
@@ -43,6 +42,9 @@ from clusterenv.sync.publisher import Prepared, Publisher
 from clusterenv.transport.framing import Header, Message
 from clusterenv.transport.messages import Credit, FragmentMeta, MessageKind, ObservationsMeta
 from clusterenv.transport.multiplexer import Multiplexer
+
+if TYPE_CHECKING:
+    from clusterenv.head.collect.options import CollectorOptions
 
 __all__ = ["Receiver"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,6 +40,7 @@ __all__ = [
 ]
 
 _MOST_ENVS = 2**20
+_EXTRAS = {"ale_py": "atari", "Box2D": "box2d", "MuJoCo": "mujoco", "EnvPool": "envpool"}
 _MOST_SHARDS = 2**16
 
 
@@ -151,10 +153,20 @@ def _spec(name: str) -> EnvSpec:
             importlib.import_module(module)
         return gym.spec(name)
     except gym.error.Error as error:
+        if name.startswith("ALE/") and not module:
+            there = importlib.util.find_spec("ale_py") is not None
+            first = "" if there else f", after {_install('ale_py')}"
+            raise UnknownEnv(
+                f"{name!r} is registered by ale_py; name that module too{first}: "
+                f"env='ale_py:{name}'"
+            ) from error
         raise UnknownEnv(
-            f"{error} If another package registers it, name its module too: 'package:{name}'"
+            f"{error} If another package registers it, name its module too: 'package:{name}'; if "
+            "it is of EnvPool: engine='envpool'"
         ) from error
     except (ModuleNotFoundError, TypeError, ValueError) as error:  # or no name of a module
+        if getattr(error, "name", None) == module and module in _EXTRAS:
+            raise UnknownEnv(f"{name!r} needs {module}: {_install(module)}") from error
         raise UnknownEnv(
             f"cannot import {module!r}, the module of {name!r}: {error}. A module of this "
             "directory is found with PYTHONPATH=."
@@ -201,6 +213,21 @@ def env_spaces(
     except ClusterEnvError:
         raise
     except gym.error.DependencyNotInstalled as error:
-        raise ConfigError(f"{shown(env)} needs a package that is not installed: {error}") from error
+        raise _missing_package(env, error) from error
     except Exception as error:
+        if isinstance(error, ImportError) and engine == "envpool":
+            raise _missing_package(env, error) from error
         raise raised_by_env(EnvError, f"making {shown(env)} raised: {error!r}", error) from error
+
+
+def _missing_package(env: Any, error: Exception) -> ConfigError:
+    """Return the error for an environment that lacks a package at the head."""
+    said = str(error)
+    lacking = next((name for name in _EXTRAS if name.lower() in said.lower()), None)
+    if lacking is None:
+        return ConfigError(f"{shown(env)} needs a package that is not installed: {said}")
+    return ConfigError(f"{shown(env)} needs {lacking}, not installed here: {_install(lacking)}")
+
+
+def _install(package: str) -> str:
+    return f"pip install 'clusterenv[{_EXTRAS[package]}]'"

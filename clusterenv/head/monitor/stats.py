@@ -5,8 +5,11 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from clusterenv.data.summary import Summary, decimals
 from clusterenv.head.fleet.roster import Arrival, Roster
 from clusterenv.sync.announcement import Announcement
 from clusterenv.sync.publisher import Publisher
@@ -14,8 +17,8 @@ from clusterenv.sync.publisher import Publisher
 __all__ = ["Stats", "Tally"]
 
 
-@dataclass(frozen=True)
-class Stats:
+@dataclass(frozen=True, repr=False)
+class Stats(Summary):
     """Statistics of a collector since it was made.
 
     The fragments of a rollout, and the weights sent for it, are counted when ``rollout()`` returns
@@ -89,6 +92,20 @@ class Stats:
     """Environment steps that these chose the actions of."""
     inference_seconds: float
     """Spent on these."""
+
+    def _summary(self) -> Mapping[str, Any]:
+        mean = statistics.fmean(self.returns) if self.returns else None
+        faults = {name: getattr(self, name) for name in ("restarts", "rebuilt", "lost_rows")}
+        return {
+            "rows": self.rows,
+            "seconds": decimals(self.seconds),
+            "episodes": self.episodes,
+            "mean_return": decimals(mean),
+            "version": self.version,
+            "pulls": self.pulls,
+            "lag_mean": decimals(self.lag_mean),
+            **{name: count for name, count in faults.items() if count},
+        }
 
 
 class Tally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
@@ -16,6 +16,7 @@ from torch import nn
 
 from clusterenv.data.checks import check_instance, is_number
 from clusterenv.data.observation_mode import batch_observations
+from clusterenv.data.summary import Summary
 from clusterenv.errors import ClosedError, ClusterEnvError, ConfigError, ResultsPending, WaitTimeout
 from clusterenv.head.fleet.restarts import Restarts
 from clusterenv.head.lifecycle import Lifecycle
@@ -67,7 +68,7 @@ def _exclusive(
     return call
 
 
-class ClusterEnv(Lifecycle, VectorEnv[Any, Any, Any]):
+class ClusterEnv(Summary, Lifecycle, VectorEnv[Any, Any, Any]):
     """A ``gymnasium.vector.VectorEnv`` over the shards of a fleet; see :func:`clusterenv.make_vec`.
 
     ``reset`` and ``step`` wait for all shards. ``reset_async`` and ``step_async`` do not, until
@@ -310,6 +311,15 @@ class ClusterEnv(Lifecycle, VectorEnv[Any, Any, Any]):
             )
 
     # Inside
+
+    def _summary(self) -> Mapping[str, Any]:
+        return {
+            **({"": repr(self.spec.id)} if self.spec is not None else {}),
+            "num_envs": self.num_envs,
+            **({} if self.closed else {"shards": len(self._fleet.handles)}),
+            "autoreset": self.autoreset_mode.name,
+            **({"closed": True} if self.closed else {}),
+        }
 
     def _start_step(self, call: str, actions: Any) -> Callable[[], StepResult]:
         if isinstance(actions, nn.Module):

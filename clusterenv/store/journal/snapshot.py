@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.dataset
 
@@ -212,7 +213,9 @@ class Snapshot:
             (arrays,) = record_batches(file.buffer)
             arrays.validate(full=True)
             pairs = zip(arrays.schema, arrays.columns, strict=True)
-            sampler.restore({field.name: from_sparse(field, a)[1][0].copy() for field, a in pairs})
+            # A copy, which is an array even if it has no axes.
+            state = {field.name: np.array(from_sparse(field, a)[1][0]) for field, a in pairs}
+            sampler.restore(state)
 
     def _check(self, segment: Segment, checksums: bool = True) -> None:
         fault = self._fault(segment, checksums)

@@ -98,6 +98,9 @@ class Transitions:
         """Return the bytes that the sampler allocates."""
         return 0
 
+    def check_capacity(self, capacity: int) -> None:
+        """Accept stores of every capacity."""
+
     def check(self, batch: Batch) -> None:
         """Accept every batch."""
 

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from clusterenv.data.batch import Batch
 from clusterenv.data.checks import check_whole
 from clusterenv.data.spaces import Column
 from clusterenv.errors import ConfigError, EmptyStore
+from clusterenv.returns import sequence_priorities
 from clusterenv.store.samplers.prioritized import Prioritized
 from clusterenv.store.samplers.sampler import Draw, Numbers, Transitions, required
 from clusterenv.store.table.ring import Ring
@@ -34,6 +36,13 @@ class Sequences(Transitions):
     from the first fragment that begins with an episode; until then, it is zero. Sequences of
     short episodes are padded with zeros, where ``mask`` is false. A sequence whose end has not
     been collected yet is not drawn.
+
+    ``learn`` tells the rows to learn from: those after the burn-in, and all rows of a sequence that
+    begins an episode, whose state needs no burn-in.
+
+    If the batches have a column ``priority``, the absolute error of each row, a sequence gets its
+    first priority when it is complete: :func:`clusterenv.returns.sequence_priorities` of the rows
+    to learn from. Otherwise it gets the largest priority so far.
 
     Parameters
     ----------
@@ -64,6 +73,7 @@ class Sequences(Transitions):
         self._total = self.length + self.burn_in
         self._period = self._total - self.overlap
         self._entries = np.empty(0, np.int64)
+        self._unrated = np.empty(0, np.int64)  # entries that wait for the end of their sequence
         self._initial: dict[str, Column] = {}  # state at the start of an episode, once known
 
     def settings(self) -> dict[str, Any]:
@@ -72,12 +82,22 @@ class Sequences(Transitions):
     def bytes_needed(self, capacity: int) -> int:
         return 0 if self.base is None else self.base.bytes_needed(capacity)
 
+    def check_capacity(self, capacity: int) -> None:
+        """Raise if no sequence fits into a store of this capacity."""
+        if self._total > capacity:
+            raise ConfigError(
+                f"sequences of {self._total:,} rows, burn_in included, are longer than a store of "
+                f"capacity={capacity:,}: ReplayStore({100 * self._total:_}, sampler=Sequences(…))"
+            )
+
     def attach(self, ring: Ring) -> None:
         super().attach(ring)
         if self.base is not None:
             self.base.attach(ring)
 
     def check(self, batch: Batch) -> None:
+        if self.base is not None:
+            self.base.check(batch)
         if batch.state and batch.horizon != self._period and not self.ring.end:
             overlap = self._total - batch.horizon
             raise ConfigError(
@@ -97,8 +117,25 @@ class Sequences(Transitions):
         rows = block.start + np.flatnonzero(begins)
         kept = np.searchsorted(self._entries, self.ring.first)
         self._entries = np.concatenate([self._entries[kept:], rows])
-        if self.base is not None:
+        if self.base is None:
+            return
+        if "priority" not in batch.names:
             self.base.added_only(rows, block)
+            return
+        self.base.added_only(rows[:0], block)
+        self._rate(self.base, rows)
+
+    def _rate(self, base: Prioritized, rows: Ints) -> None:
+        """Give a priority to the sequences that are complete; ``rows`` are new first rows."""
+        waiting = np.concatenate([self._unrated[self._unrated >= self.ring.first], rows])
+        slots, mask = self._chains(waiting)
+        whole = self._are_complete(slots, mask)
+        self._unrated = waiting[~whole]
+        if whole.any():
+            errors = self.ring.columns["priority"][slots[whole]].astype(np.float64)
+            learn = self._to_learn(slots[whole], mask[whole])
+            found = sequence_priorities(torch.from_numpy(errors).T, torch.from_numpy(learn).T)
+            base.update(waiting[whole], found.numpy())
 
     def draw(self, n: int | None, rng: np.random.Generator) -> Draw:
         count = required(n, "Sequences")
@@ -114,7 +151,11 @@ class Sequences(Transitions):
 
     def _draw_by_priority(self, base: Prioritized, count: int, rng: np.random.Generator) -> Draw:
         for _ in range(8):
-            drawn = base.draw(count, rng)
+            try:
+                drawn = base.draw(count, rng)
+            except EmptyStore:
+                self._drawable()  # says which sequences are waited for
+                raise
             whole = self._complete(drawn.rows)
             if whole.all():
                 return drawn
@@ -147,6 +188,7 @@ class Sequences(Transitions):
         for column in shaped.values():
             column[~mask] = 0
         shaped["mask"] = mask
+        shaped["learn"] = self._to_learn(slots, mask)
         states, known = self.ring.states(rows)
         for name, state in states.items():
             state[~known] = self._initial.get(name, 0)
@@ -192,10 +234,19 @@ class Sequences(Transitions):
 
     def _complete(self, rows: Ints) -> npt.NDArray[np.bool_]:
         """Whether sequences from these rows are full, or end with their episode."""
-        slots, mask = self._chains(rows)
+        return self._are_complete(*self._chains(rows))
+
+    def _are_complete(self, slots: Ints, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         last = slots[:, -1]
         ended = self.ring.columns["terminated"][last] | self.ring.columns["truncated"][last]
-        return mask[:, -1] | ended
+        complete: npt.NDArray[np.bool_] = mask[:, -1] | ended
+        return complete
+
+    def _to_learn(self, slots: Ints, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Return which rows are to be learned from."""
+        learn = mask.copy()
+        learn[:, : self.burn_in] &= self.ring.columns["step"][slots[:, :1]] == 0
+        return learn
 
 
 def _initial_state(batch: Batch, begins: npt.NDArray[np.bool_]) -> dict[str, Column]:
@@ -203,4 +254,4 @@ def _initial_state(batch: Batch, begins: npt.NDArray[np.bool_]) -> dict[str, Col
     first = np.flatnonzero(begins[: batch.num_envs])
     if not len(first) or not all(len(part) for part in batch.state.values()):
         return {}
-    return {name: part[first[0]].copy() for name, part in batch.state.items()}
+    return {name: np.array(part[first[0]]) for name, part in batch.state.items()}

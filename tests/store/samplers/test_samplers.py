@@ -399,6 +399,9 @@ def test_sequences_stay_in_their_episode_and_begin_where_they_should(
             assert part["step"].tolist() == [row.step for row in chain]
             assert not sample["obs"][i, len(chain) :].any()
             assert not sample["reward"][i, len(chain) :].any()
+            learn = [k >= burn_in or not row.step for k in range(len(chain))]
+            assert sample["learn"][i, : len(chain)].tolist() == learn
+            assert not sample["learn"][i, len(chain) :].any()
             if state:
                 assert sample["state.h"][i].tolist() == row.state().tolist()
     if state:
@@ -429,9 +432,9 @@ def test_sequences_by_priority_are_drawn_by_priority_even_one_at_a_time() -> Non
 
 
 def test_a_store_without_a_complete_sequence_says_so() -> None:
-    for base in (None, Prioritized()):
+    for base, priority in ((None, False), (Prioritized(), False), (Prioritized(), True)):
         store = ReplayStore(200, sampler=Sequences(80, base=base))
-        fill(store, Fleet(episode=1e9), 2)
+        fill(store, Fleet(episode=1e9, priority=priority), 2)
         with pytest.raises(EmptyStore, match=r"no sequence of 80 rows is complete yet.*add more"):
             store.sample(2)
 
@@ -441,6 +444,92 @@ def test_sequences_of_a_recurrent_policy_ask_for_the_right_horizon_before_any_ro
     with pytest.raises(ConfigError, match=r"every 8 rows.*every 4: Collector\(\.\.\., horizon=8\)"):
         store.add(Fleet(state=True).next()[0])
     assert len(store) == 0
+
+
+def test_a_sequence_gets_its_priority_from_its_rows_when_it_is_complete() -> None:
+    fleet = Fleet(seed=1, shards=2, envs=3, horizon=4, episode=9, state=True, priority=True)
+    base = Prioritized(alpha=1.0, epsilon=1e-9)
+    store = ReplayStore(120, sampler=Sequences(4, burn_in=2, overlap=2, base=base), seed=0)
+    rows: list[Row] = []
+    seen = set()
+    for _ in range(25):
+        batch, more = fleet.next()
+        store.add(batch)
+        rows += more
+        gone = len(rows) - len(store)
+        powers = base.state()["powers"]
+        for number in range(gone, len(rows)):
+            row = rows[number]
+            chain = sequence(rows, number, 6)
+            begins = row.step == 0 or number % 12 < 3
+            ended = chain[-1].terminated or chain[-1].truncated
+            if not begins or not (len(chain) == 6 or ended):
+                assert powers[number - gone] == 0
+                continue
+            errors = [abs(each.reward) for each in (chain if row.step == 0 else chain[2:])]
+            mean = sum(errors) / max(1, len(errors))
+            expected = 0.9 * max(errors, default=0) + 0.1 * mean
+            assert powers[number - gone] == pytest.approx(expected, abs=1e-6)
+            seen.add((bool(row.step), len(chain) == 6))
+    assert len(seen) == 4  # whole and padded, at the start of an episode and later
+    drawn = set(store.sample(2_000)["indices"].tolist())
+    assert all(powers[number - gone] for number in drawn)
+
+
+@pytest.mark.parametrize("cut", [3, 11])
+def test_priorities_of_incomplete_sequences_are_made_after_a_restart_too(
+    tmp_path: Any, cut: int
+) -> None:
+    fleet = Fleet(seed=2, shards=1, envs=3, horizon=4, episode=30, state=True, priority=True)
+    batches = [fleet.next()[0] for _ in range(14)]
+
+    def sampler() -> Sequences:
+        return Sequences(8, burn_in=2, overlap=6, base=Prioritized())
+
+    def new(journal: Any) -> ReplayStore:
+        return ReplayStore(90, sampler=sampler(), journal=journal, seed=0)
+
+    whole = ReplayStore(90, sampler=sampler(), seed=0)
+    for batch in batches:
+        whole.add(batch)
+    with new(tmp_path / "cut") as first:
+        for batch in batches[:cut]:
+            first.add(batch)
+        first.commit()
+    with new(tmp_path / "cut") as later:
+        for batch in batches[cut:]:
+            later.add(batch)
+        same(later.sampler.state(), whole.sampler.state())
+
+
+def test_bad_priorities_of_rows_are_refused_before_any_is_in() -> None:
+    batch = Fleet(priority=True).next()[0]
+    bad = batch.flat("priority").copy()
+    bad[5] = -1.0
+    store = ReplayStore(70, sampler=Sequences(4, base=Prioritized()))
+    with pytest.raises(ConfigError, match=r"the column 'priority'\[5\] is -1\.0"):
+        store.add(changed(batch, priority=bad))
+    assert len(store) == 0
+
+
+def test_sequences_that_are_longer_than_the_store_are_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"of 48 rows.*capacity=40: ReplayStore\(4_800, "):
+        ReplayStore(40, sampler=Sequences(40, burn_in=8))
+    assert ReplayStore(48, sampler=Sequences(40, burn_in=8)).capacity == 48
+
+
+def test_a_state_of_one_number_per_environment_is_saved(tmp_path: Any) -> None:
+    batch = Fleet(state=True, horizon=4).next()[0]
+    state = {**batch.state, "last_reward": np.arange(3, dtype=np.float32)}
+    with ReplayStore(70, sampler=Sequences(4), journal=tmp_path) as store:
+        store.add(changed(batch, state=state))
+        store.commit()
+        before = store.sampler.state()
+    for _ in range(2):  # what was loaded can be saved
+        with ReplayStore(70, sampler=Sequences(4), journal=tmp_path) as again:
+            assert again.sampler.state()["initial.last_reward"].shape == ()
+            same(again.sampler.state(), before)
+            again.commit(turn=len(again))
 
 
 INITIAL = np.array([7, -8, 9], np.float32)
