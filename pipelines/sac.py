@@ -185,8 +185,9 @@ class SAC(ReplayAlgorithm[Args]):
         values = self.q(rows["obs"], self.policy.unit(rows["action"]))
         errors = values - wanted
         loss = 0.5 * (rows["weights"] * errors.square()).mean(1).sum()
-        self.critic_optimizer.descend(loss, self.args.grad_norm)
-        return {"loss": loss, "q": values.detach().mean()}, errors.detach().abs().mean(0)
+        norm = self.critic_optimizer.descend(loss, self.args.grad_norm)
+        losses = {"loss": loss, "q": values.detach().mean(), "grad_norm": norm}
+        return losses, errors.detach().abs().mean(0)
 
     def update_actor(self, obs: Tensor) -> dict[str, Tensor]:
         """Make one step of the actor and of the temperature; return losses and the entropy."""

@@ -238,6 +238,7 @@ def test_a_script_for_sync_vector_env_learns_the_same_on_a_cluster(client: Clien
     assert results[0] > 20
 
 
+@pytest.mark.timeout(300)  # a page has up to five scripts, each with a cluster of its own
 @pytest.mark.parametrize(
     "page",
     [

@@ -164,5 +164,5 @@ def test_tensorboard_shows_an_evaluation_once_at_its_own_steps(tmp_path: Path) -
         sink.write(Metrics(steps=steps, eval_return=float(at), eval_steps=at))
     sink.close()
     events = EventAccumulator(str(tmp_path)).Reload()
-    found = [(event.step, event.value) for event in events.Scalars("eval_return")]
+    found = [(event.step, event.value) for event in events.Scalars("eval/eval_return")]
     assert found == [(12, 12.0), (31, 31.0)]
