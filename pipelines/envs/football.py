@@ -55,7 +55,7 @@ PLANES, HEIGHT, WIDTH = 4, 72, 96  # planes: our team, theirs, ball, active play
 BALL = 2
 ACTIONS = 19
 MOST_FRAMES = 16
-RENDER_SCALE = 6
+RENDER_SCALE = 6, 10  # rows and columns: the pitch is 2.25 times as wide as high
 METADATA: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}
 PITCH = (38, 105, 46)
 PLANE_COLOURS = ((90, 150, 255), (230, 70, 70), (255, 255, 255), (255, 225, 60))
@@ -352,7 +352,8 @@ def _picture(frame: Pixels) -> Pixels:
     image = np.full((HEIGHT, WIDTH, 3), PITCH, np.uint8)
     for plane in DRAWN:
         image[frame[plane] > 0] = PLANE_COLOURS[plane]
-    return image.repeat(RENDER_SCALE, 0).repeat(RENDER_SCALE, 1)
+    high, wide = RENDER_SCALE
+    return image.repeat(high, 0).repeat(wide, 1)
 
 
 def _import() -> Any:

@@ -378,6 +378,53 @@ def test_the_streams_do_not_depend_on_the_number_of_shards(client: Client, engin
     assert len({info["target"].tobytes() for *_, info in results[0]}) > 5
 
 
+@pytest.mark.parametrize("split", ["zipf", "rare"])
+def test_an_evaluator_measures_the_accuracy_on_a_split(client: Client, split: Split) -> None:
+    """The returns are those of stepping the same environments here."""
+    spaces = clusterenv.env_spaces(ID, engine="native")
+    network = Wander(spaces[0].shape or ())
+    policy = clusterenv.policies.Categorical(network)
+    with clusterenv.Evaluator(
+        "pipelines.envs:" + ID,
+        policy,
+        episodes=24,
+        num_envs=24,
+        cluster=client,
+        seed=3,
+        engine="native",
+        split=split,
+    ) as evaluator:
+        evaluator.publish(policy, 1)
+        evaluator.wait(timeout=60)
+        [evaluation] = evaluator.results()
+    found = []
+    for env in range(24):
+        single = gym.make(ID, split=split)
+        obs, info = single.reset(seed=3 + env)
+        assert split == "zipf" or (info["map"] >= 16 and info["target"] >= 16)
+        total, steps, over = 0.0, 0, False
+        while not over:
+            action = network(torch.from_numpy(obs)[None]).argmax().item()
+            obs, reward, terminated, truncated, _ = single.step(action)
+            total, steps, over = total + float(reward), steps + 1, terminated or truncated
+        found.append((total, steps))
+    evaluated = zip(evaluation.returns.tolist(), evaluation.lengths.tolist(), strict=True)
+    assert sorted(evaluated) == sorted(found)
+    assert len(set(found)) > 2
+
+
+class Wander(torch.nn.Module):
+    """Goes in a direction that depends on all that it sees."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(1)
+        self.register_buffer("directions", torch.randn(math.prod(shape), 8, generator=generator))
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return obs.double().flatten(1) @ self.directions.double()
+
+
 def test_a_list_of_seeds_gives_each_environment_its_own() -> None:
     envs = ZipfGridworldVector(3)
     expected = envs.reset(seed=8)
