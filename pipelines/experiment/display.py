@@ -290,7 +290,7 @@ class _Panel:
         self._title, self._total = title, total
         self._rates: deque[float] = deque(maxlen=HISTORY)
         self._returns: deque[float] = deque(maxlen=HISTORY)
-        self._before = (0, 0.0)
+        self._before, self._steps = (0, 0.0), -1
         self._live = Live(console=console, auto_refresh=False)
         self._width = self._live.console.width
         self._live.start()
@@ -301,7 +301,9 @@ class _Panel:
             if steps:
                 self._rates.append((metrics.steps - steps) / (metrics.seconds - seconds))
             self._before = (metrics.steps, metrics.seconds)
-        self._returns.append(metrics.mean_return)
+        if metrics.steps != self._steps:
+            self._returns.append(metrics.mean_return)
+            self._steps = metrics.steps
         if (width := self._live.console.width) < self._width:
             # The terminal has wrapped the lines, and the panel has more of them than it knows.
             self._live.console.clear()

@@ -187,6 +187,13 @@ class _Experiment:
         """Whether there is nothing left to do."""
         return self.metrics.steps >= self.args.total_steps or self.reached_at is not None
 
+    @property
+    def ended(self) -> str:
+        """Why there is nothing left to do; empty if there is."""
+        if not self.over:
+            return ""
+        return "done" if self.reached_at is None else "goal reached"
+
     def run(self) -> Result:
         """Learn until it is over, and say how it ended."""
         args, display, out = self.args, self.display, self.directory.path
@@ -213,9 +220,8 @@ class _Experiment:
                     dashboard.say_where(collector, display)
                     interrupt.started()
                     self.learn(collector, interrupt)
-                    if self.over:
-                        reached = self.reached_at is not None
-                        display.finish(self.metrics, "goal reached" if reached else "done")
+                    if ended := self.ended:
+                        display.finish(self.metrics, ended)
                     self.commit()
         return self.sum_up()
 

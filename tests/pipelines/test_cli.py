@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,7 @@ from distributed import Client
 
 from clusterenv.errors import ConfigError
 from clusterenv.store import Journal
-from pipelines import cli
+from pipelines import cli, learners
 from pipelines.dqn import DQN, PRESETS, Args
 from pipelines.experiment import options
 from pipelines.tools.collect import Args as CollectArgs
@@ -64,7 +66,80 @@ def test_the_help_of_a_command_tells_what_each_option_is(
     shown = " ".join(capsys.readouterr().out.split())
     assert "id of a Gymnasium environment" in shown
     assert "discount per step" in shown
-    assert "(default: 0.98)" in shown  # the preset's
+    assert "(preset of CartPole-v1: 0.98)" in shown
+    assert "(default: 5)" in shown  # no preset's
+    assert "These environments have presets: CartPole-v1, LunarLander-v3, Pendulum-v1" in shown
+    assert "None" not in shown.replace("{None}", "").replace("{None,", "")
+    assert "`" not in shown
+    assert "python -m" not in shown
+
+
+def test_the_help_without_a_preset_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "dqn", "--env", "Acrobot-v1", "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Acrobot-v1 has none." in shown
+    assert "(preset of" not in shown
+
+
+@pytest.mark.parametrize("name", [name for name in cli.commands() if name != "bench"])
+def test_no_help_shows_markup(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*name.split(), "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "`" not in shown
+    assert not re.search(r":\w+:`", shown)
+
+
+def test_the_help_of_train_lists_the_learners(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"  {name} " in shown for name in learners.learners())
+    assert "evaluate the policy" not in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["train", "ppo", "--learning-rate", "1"],
+            "--learning-rate is no option; did you mean --lr?",
+        ),
+        (["train", "ppo", "--learning_rate=1"], "did you mean --lr?"),
+        (["train", "ppo", "--total-timesteps", "9"], "did you mean --total-steps?"),
+        (["train", "ppo", "--n-envs", "9"], "did you mean --num-envs?"),
+        (["train", "ppo", "--workers", "9"], "did you mean --shards?"),
+        (["train", "ppo", "--gae-lambda", "1"], "did you mean --lam?"),
+        (["train", "ppo", "--num-env", "9"], "did you mean --num-envs?"),
+        (["train", "dqn", "--buffer-size", "9"], "did you mean --capacity?"),
+        (["train", "dqn", "--zzz"], "clusterenv train dqn --help lists them"),
+        (["collect", "--environment", "x"], "did you mean --env?"),
+        (["plot", "runs/a", "--output", "x.png"], "did you mean --out?"),
+    ],
+    ids=lambda words: " ".join(words) if isinstance(words, list) else "",
+)
+def test_an_option_that_is_none_gets_the_nearest_one(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_scheduler_that_does_not_answer_is_named_while_it_is_tried(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:  # which accepts, and says nothing
+        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pipelines.cli", "watch", "--cluster", address],
+            cwd=Path(__file__).parents[2],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert process.stderr is not None
+            said = process.stderr.readline()  # while it waits
+            assert process.poll() is None
+            assert said == f"no answer yet from the scheduler at {address}; trying for 30 s\n"
+        finally:
+            process.kill()
+            process.communicate()
 
 
 @pytest.mark.parametrize(
