@@ -102,7 +102,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "Pong-v5": {
         "engine": "envpool", "total_steps": 100_000, "num_envs": 8, "horizon": 40, "sequence": 80,
         "burn_in": 40, "batch": 16, "rows_per_update": 640, "capacity": 100_000,
-        "min_rows": 5_000, "hidden": (256,), "units": 256, "lr": 1e-4, "log_every": 1_000,
+        "min_rows": 5_000, "hidden": (256,), "units": 256, "lr": 1e-4, "publish_every": 1,
+        "log_every": 1_000,
     },
 }
 # fmt: on

@@ -76,7 +76,9 @@ def test_the_comparison_of_learners_says_what_the_page_says(
         assert (out / plot).stat().st_size > 10_000
 
 
-@pytest.mark.parametrize(("name", "least"), [("criteria", 6), ("criteria-sac", 2)])
+@pytest.mark.parametrize(
+    ("name", "least"), [("criteria", 6), ("criteria-r2d2", 2), ("criteria-sac", 2)]
+)
 def test_the_study_of_criteria_says_what_the_page_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, least: int
 ) -> None:

@@ -462,7 +462,7 @@ def test_a_run_learns_from_sequences_and_goes_on(
 
 def test_a_killed_run_goes_on_with_the_same_command(tmp_path: Path, cluster: str) -> None:
     given = {name: value for name, value in SIZES.items() if name not in ("total_steps", "quiet")}
-    given["hidden"], given["rows_per_update"] = 16, 64
+    given |= {"hidden": 16, "num_envs": 16, "horizon": 16, "rows_per_update": 512}
     words = [f"--{name.replace('_', '-')} {value}" for name, value in given.items()]
     out = tmp_path / "run"
     killed_and_gone_on(f"train r2d2 --env {NO_VELOCITY} {' '.join(words)}", out, cluster)
