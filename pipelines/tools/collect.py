@@ -34,7 +34,7 @@ from pipelines.experiment.metrics import Metrics, collected
 from pipelines.experiment.run_directory import arguments, check_arguments
 from pipelines.experiment.wording import count
 from pipelines.networks.images import stack_of
-from pipelines.tools.saved_policies import load_policy
+from pipelines.tools.saved_policies import collecting_policy
 
 __all__ = ["Args", "Result", "collect", "cut"]
 
@@ -93,7 +93,7 @@ def collect(args: Args) -> Result:
     if note := note_of(args.out):
         check_arguments(args.out, note["dataset"], args, FREE)
     observations, actions = clusterenv.env_spaces(args.env, engine=args.engine)
-    policy = load_policy(args.policy, observations, actions, args.epsilon)
+    policy = collecting_policy(args.policy, observations, actions, args.epsilon)
     frames = stack_of(observations)
     journal = Journal(args.out, stack=None if frames is None else Stack(frames))
     with contextlib.closing(journal):

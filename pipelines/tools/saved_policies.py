@@ -16,7 +16,7 @@ from pipelines import learners
 from pipelines.experiment.directories import note_of
 from pipelines.experiment.evaluation import BEST
 
-__all__ = ["SavedPolicy", "Version", "load_policy", "load_run"]
+__all__ = ["SavedPolicy", "Version", "collecting_policy", "load_run"]
 
 Version = Literal["best", "last"]
 """The best evaluated version of a run, or its last checkpoint."""
@@ -71,7 +71,7 @@ def load_run(run: Path, version: Version | None = None, command: str = "evaluate
     return SavedPolicy(policy, env, engine, path, int(saved["steps"]), observations)
 
 
-def load_policy(
+def collecting_policy(
     name: str, observations: gym.Space[Any], actions: gym.Space[Any], epsilon: float = 0.0
 ) -> Policy:
     """Return the policy of a checkpoint, or a random one.

@@ -33,7 +33,7 @@ from clusterenv.worker.actor import Shard
 from clusterenv.worker.specs import ShardSpec
 from pipelines.experiment.run_directory import RunDirectory, arguments
 from pipelines.ppo import PPO
-from pipelines.tools.saved_policies import load_policy, load_run
+from pipelines.tools.saved_policies import collecting_policy, load_run
 
 
 def certificate_of(security: Security) -> ssl.SSLContext:
@@ -241,7 +241,7 @@ def test_a_checkpoint_cannot_run_code(tmp_path: Path) -> None:
         run.load()
     box, two = gym.spaces.Box(-1, 1, (4,)), gym.spaces.Discrete(2)
     with pytest.raises(ConfigError, match=r"is no checkpoint of a learner: [Ww]eights"):
-        load_policy(str(tmp_path), box, two, 0.0)
+        collecting_policy(str(tmp_path), box, two, 0.0)
     run.close()
     assert not went_off.exists()
     torch.load(run.checkpoint, weights_only=False)

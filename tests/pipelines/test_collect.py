@@ -27,7 +27,7 @@ from pipelines.experiment.directories import note_of
 from pipelines.ppo import PPO
 from pipelines.tools.collect import Args, collect, cut, main
 from pipelines.tools.inspection import describe
-from pipelines.tools.saved_policies import load_policy
+from pipelines.tools.saved_policies import collecting_policy
 
 BOX = gym.spaces.Box(-1, 1, (4,), np.float32)
 TWO = gym.spaces.Discrete(2)
@@ -161,7 +161,7 @@ def test_it_goes_on_when_nobody_reads_what_it_says(tmp_path: Path, cluster: str)
 
 def test_what_learners_wrote_acts(tmp_path: Path, cluster: str) -> None:
     run(DQN, small(tmp_path / "dqn", total_steps=300, cluster=cluster, duelling=True))
-    policy = load_policy(str(tmp_path / "dqn"), BOX, TWO, epsilon=0.0)
+    policy = collecting_policy(str(tmp_path / "dqn"), BOX, TWO, epsilon=0.0)
     saved = torch.load(next((tmp_path / "dqn").glob("learner-*.pt")), weights_only=True)
     obs = torch.randn(16, 4)
     torch.testing.assert_close(
@@ -178,7 +178,7 @@ def test_what_learners_wrote_acts(tmp_path: Path, cluster: str) -> None:
         ),
     )
     (checkpoint,) = (tmp_path / "ppo").glob("learner-*.pt")
-    agent = load_policy(str(checkpoint), BOX, TWO)
+    agent = collecting_policy(str(checkpoint), BOX, TWO)
     saved = torch.load(checkpoint, weights_only=True)["learner"]
     assert all(agent.state_dict()[name].equal(saved["agent"][name]) for name in saved["agent"])
     result = collect(few(tmp_path / "data", cluster, policy=str(tmp_path / "ppo"), rows=100))
@@ -187,12 +187,12 @@ def test_what_learners_wrote_acts(tmp_path: Path, cluster: str) -> None:
 
 
 def test_bad_input_is_refused_at_once(tmp_path: Path) -> None:
-    assert isinstance(load_policy("random", BOX, TWO), Random)
+    assert isinstance(collecting_policy("random", BOX, TWO), Random)
     with pytest.raises(ConfigError, match="does not exist"):
-        load_policy(str(tmp_path / "nothing.pt"), BOX, TWO)
+        collecting_policy(str(tmp_path / "nothing.pt"), BOX, TWO)
     (tmp_path / "junk.pt").write_bytes(b"junk")
     with pytest.raises(ConfigError, match="no checkpoint"):
-        load_policy(str(tmp_path / "junk.pt"), BOX, TWO)
+        collecting_policy(str(tmp_path / "junk.pt"), BOX, TWO)
     with pytest.raises(UnknownEnv):
         collect(Args(env="Nowhere-v0", out=tmp_path / "data"))
     assert not (tmp_path / "data").exists()

@@ -32,7 +32,7 @@ from pipelines.experiment.feeds import ReplayFeed
 from pipelines.networks.episode_rows import EpisodeRows
 from pipelines.networks.recurrent_q import RecurrentEpsilonGreedy, RecurrentQNetwork
 from pipelines.r2d2 import R2D2, Args, RecurrentExplorers, td_errors
-from pipelines.tools.saved_policies import load_policy, load_run
+from pipelines.tools.saved_policies import collecting_policy, load_run
 
 BOX = gym.spaces.Box(-1, 1, (3,), np.float32)
 TWO = gym.spaces.Discrete(2)
@@ -490,7 +490,7 @@ def test_a_run_is_evaluated_and_collected_with_its_memory(
     assert type(saved.policy) is RecurrentEpsilonGreedy
     kept = torch.load(saved.path, weights_only=True)["learner"]["q"]
     check_same(saved.policy.module.state_dict(), kept)
-    explores = load_policy(str(finished), saved.observation_space, TWO, epsilon=0.5)
+    explores = collecting_policy(str(finished), saved.observation_space, TWO, epsilon=0.5)
     assert float(explores.epsilon) == 0.5
     out = tmp_path / "rows"
     command = ["collect", "--env", NO_VELOCITY, "--policy", str(finished), "--rows", "64"]
