@@ -387,19 +387,20 @@ def test_an_evaluator_measures_the_accuracy_on_a_split(client: Client, split: Sp
     with clusterenv.Evaluator(
         "pipelines.envs:" + ID,
         policy,
-        episodes=24,
-        num_envs=24,
+        episodes=16,
+        num_envs=16,
         cluster=client,
         seed=3,
         engine="native",
         split=split,
+        max_episode_steps=20,
     ) as evaluator:
         evaluator.publish(policy, 1)
         evaluator.wait(timeout=60)
         [evaluation] = evaluator.results()
     found = []
-    for env in range(24):
-        single = gym.make(ID, split=split)
+    for env in range(16):
+        single = gym.make(ID, split=split, max_episode_steps=20)
         obs, info = single.reset(seed=3 + env)
         assert split == "zipf" or (info["map"] >= 16 and info["target"] >= 16)
         total, steps, over = 0.0, 0, False
@@ -410,7 +411,7 @@ def test_an_evaluator_measures_the_accuracy_on_a_split(client: Client, split: Sp
         found.append((total, steps))
     evaluated = zip(evaluation.returns.tolist(), evaluation.lengths.tolist(), strict=True)
     assert sorted(evaluated) == sorted(found)
-    assert len(set(found)) > 2
+    assert len(set(found)) > 1
 
 
 class Wander(torch.nn.Module):
@@ -419,10 +420,11 @@ class Wander(torch.nn.Module):
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(1)
-        self.register_buffer("directions", torch.randn(math.prod(shape), 8, generator=generator))
+        directions = torch.randn(math.prod(shape), 8, generator=generator)
+        self.register_buffer("directions", directions.double())
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
-        return obs.double().flatten(1) @ self.directions.double()
+        return obs.double().flatten(1) @ self.directions
 
 
 def test_a_list_of_seeds_gives_each_environment_its_own() -> None:
