@@ -31,7 +31,7 @@ _RULES = (
 """Rules of the library that are options, whatever the command."""
 _SYNONYMS = {"n_workers": ("shards", "workers"), "shards": ("workers",)}
 _WORKER = re.compile(
-    r"([^\n]*?)\.?((?:\n[^\n]+)*)\n\nOn the worker:\n((?:.|\n)*?)(?=\n\n\d+\. |\Z)"
+    r"([^\n]+?)\.?((?:\n[^\n]+)*)\n\nOn the worker:\n((?:.|\n)*?)(?=\n\n\d+\. |\Z)"
 )
 """What failed, notes below that, and the traceback; of each of several errors."""
 
