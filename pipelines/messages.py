@@ -30,7 +30,10 @@ _RULES = (
 )
 """Rules of the library that are options, whatever the command."""
 _SYNONYMS = {"n_workers": ("shards", "workers"), "shards": ("workers",)}
-_WORKER = re.compile(r"\.?\n\nOn the worker:\n(.*?)(?=\n\n\d+\. |\Z)", re.DOTALL)
+_WORKER = re.compile(
+    r"([^\n]+?)\.?((?:\n[^\n]+)*)\n\nOn the worker:\n((?:.|\n)*?)(?=\n\n\d+\. |\Z)"
+)
+"""What failed, notes below that, and the traceback; of each of several errors."""
 
 
 class Wording:
@@ -117,7 +120,13 @@ def without_traceback(text: str) -> str:
     >>> without_traceback(f"environment 3 raised in step.\n\nOn the worker:\n{trace}")
     'environment 3 raised in step: ValueError: no'
     """
-    return _WORKER.sub(lambda found: f": {_essence(found[1])}", text)
+
+    def brief(found: re.Match[str]) -> str:
+        failed, notes, trace = found.groups()
+        essence = _essence(trace)
+        return f"{failed}{notes}" if essence in failed else f"{failed}: {essence}{notes}"
+
+    return _WORKER.sub(brief, text)
 
 
 def _essence(trace: str) -> str:

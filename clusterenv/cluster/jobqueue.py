@@ -107,14 +107,15 @@ def _submit(name: str, cluster: SpecCluster, jobs: int) -> None:
         for job in cluster.workers.values():
             job.status = Status.failed  # close() asserts that no job is left open
         cluster.close()
-        if isinstance(error, FileNotFoundError):
-            raise ConfigError(
-                f"{name} took no job: the command {error.filename!r} is not on this machine; run "
-                "this where jobs are submitted, which is often a login node"
-            ) from error
         if isinstance(error, (OSError, RuntimeError, ValueError)):
+            reason = str(error)
+            if isinstance(error, FileNotFoundError):
+                reason = (
+                    f"the command {error.filename!r} is not on this machine; run this where jobs "
+                    "are submitted, which is often a login node"
+                )
             raise ConfigError(
-                f"{name} took no job: {error}\n\nThe job script:\n\n{script}"
+                f"{name} took no job: {reason}\n\nThe job script:\n\n{script}"
             ) from error
         raise
 

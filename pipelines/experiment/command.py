@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import sys
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from clusterenv.errors import ClusterEnvError
 from pipelines.experiment import options
 from pipelines.experiment.algorithm import Algorithm, check_algorithm
 from pipelines.experiment.runner import Result, run
+from pipelines.messages import Wording, without_traceback
 
 __all__ = ["main", "train"]
 
@@ -34,7 +36,8 @@ def main(algorithm: type[Algorithm[Any, Any]]) -> None:
     try:
         train(algorithm)
     except ClusterEnvError as error:
-        sys.exit(f"{algorithm.name}: {error}")
+        wording = Wording([field.name for field in dataclasses.fields(algorithm.args_type)])
+        sys.exit(f"{algorithm.name}: {wording.of(without_traceback(str(error)))}")
     except KeyboardInterrupt as error:
         print(f"{algorithm.name}: {str(error) or 'interrupted'}", file=sys.stderr)
         sys.exit(130)

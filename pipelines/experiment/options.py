@@ -200,9 +200,10 @@ def options_to_name(begun: Mapping[str, Any], args: Any, differ: Iterable[str]) 
         Names of options that differ.
     """
     differ = list(differ)
-    if args.origin is None:
+    origin: Origin | None = getattr(args, "origin", None)
+    if origin is None:
         return differ
-    typed, presets = args.origin
+    typed, presets = origin
     before = presets.get(str(begun.get("env")), {})
     tacit = {field.name: field.default for field in dataclasses.fields(args)} | dict(before)
 

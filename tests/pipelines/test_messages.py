@@ -104,7 +104,8 @@ def test_the_commonest_errors_of_the_library_name_options(
     assert not re.search(r"(make_vec|Collector|connect|Evaluator)\(", said)
     assert not re.search(r"\b(num_envs|shards|cluster|engine|sync|device)=", said)
     # The options of a correction are options.
-    right = re.findall(r"^--[a-z].*?(?=,? or --|$)", said.rpartition(": ")[2])
+    _, colon, last = said.rpartition(": ")
+    right = re.findall(r"^--[a-z].*?(?=,? or --|$)", last) if colon else []
     if right:
         options.read(Args, ["--num-envs", "8", *shlex.split(right[0])])
 
@@ -149,8 +150,20 @@ def test_each_of_several_tracebacks_becomes_its_last_line() -> None:
     )
 
 
+def test_notes_stay_below_what_failed_and_nothing_is_said_twice() -> None:
+    missing = "an environment of shard 0 raised in make.\nIs the package installed?"
+    trace = "Traceback:\n  File 'a.py', line 1\nModuleNotFoundError: No module named 'a'\n"
+    assert without_traceback(f"{missing}\n\nOn the worker:\n{trace}") == (
+        "an environment of shard 0 raised in make: ModuleNotFoundError: No module named 'a'\n"
+        "Is the package installed?"
+    )
+    policy = "RuntimeError: shapes differ (shard 0)"
+    trace = "Traceback:\n  File 'a.py', line 1\nRuntimeError: shapes differ\n"
+    assert without_traceback(f"{policy}\n\nOn the worker:\n{trace}") == policy
+
+
 @pytest.fixture
-def crashing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def crashing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: Client) -> str:
     """An environment that raises on the workers after some steps, by its id."""
     (tmp_path / "crashing.py").write_text(
         "import gymnasium as gym\n"
@@ -164,31 +177,27 @@ def crashing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "        return super().step(action)\n"
         "gym.register('Crashing-v0', 'crashing:Crashing')\n"
     )
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    client.run(lambda path: sys.path.insert(0, path), str(tmp_path))
     return "crashing:Crashing-v0"
 
 
-def test_a_worker_s_traceback_is_shown_if_it_is_wanted(crashing: str, tmp_path: Path) -> None:
+def test_a_worker_s_traceback_is_shown_if_it_is_wanted(
+    crashing: str, tmp_path: Path, client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
     few = "--shards 1 --num-envs 1 --horizon 32 --minibatches 1 --env-faults 0 --restarts 0"
-    words = [*few.split(), "--env", crashing, "--out", str(tmp_path / "run")]
+    words = [*few.split(), "--env", crashing, "--cluster", str(client.scheduler.address)]
 
     def train(*more: str) -> str:
-        done = subprocess.run(
-            [*CLI, "train", "ppo", *words, *more],
-            cwd=Path(__file__).parents[2],
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 1
-        return done.stderr
+        assert cli.main(["train", "ppo", *words, "--out", str(tmp_path / "run"), *more]) == 1
+        return capsys.readouterr().err
 
     brief = train()
-    assert "raised in step" in brief
-    assert "ValueError: the pole is made of glass" in brief
+    assert "raised in step: ValueError: the pole is made of glass" in brief
+    assert "--env-faults 0 allows no more" in brief
     assert "Traceback" not in brief
-    assert "--traceback shows where" in brief
-    whole = train("--traceback")
-    assert 'crashing.py", line 8, in step' in whole
+    assert brief.endswith("--traceback shows where\n")
+    assert 'crashing.py", line 8, in step' in train("--traceback")
 
 
 def test_extras_are_named_where_a_package_is_missing(

@@ -190,6 +190,18 @@ def test_ppo_learns_across_nodes_from_a_cluster_file(
     assert list(out.glob("learner-*.pt"))
 
 
+def test_what_jobs_print_is_in_the_run_directory(
+    slurm: Slurm, job: dict[str, Any], tmp_path: Path
+) -> None:
+    path, out = tmp_path / "cluster.yaml", tmp_path / "ppo"
+    silent = {name: value for name, value in job.items() if name != "log_directory"}
+    path.write_text(yaml.safe_dump({"cluster": "slurm", **silent}))
+    args = PPO.preset("CartPole-v1", total_steps=256, num_envs=4, horizon=32, shards=1, epochs=1)
+    run(PPO, dataclasses.replace(args, cluster=str(path), out=out, quiet=True))
+    (printed,) = (out / "jobs").glob("*.err")
+    assert "distributed.nanny" in printed.read_text()
+
+
 def test_dqn_learns_across_nodes_from_a_cluster_file(
     slurm: Slurm, file: str, tmp_path: Path
 ) -> None:
