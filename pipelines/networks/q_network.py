@@ -79,7 +79,7 @@ def actions_of(space: gym.Space[Any]) -> int:
     if not isinstance(space, gym.spaces.Discrete) or space.start != 0:
         raise ConfigError(
             f"QNetwork needs actions in Discrete(n), got {space}; for continuous "
-            "actions: clusterenv train ppo"
+            "actions: clusterenv train sac, or clusterenv train ppo"
         )
     return int(space.n)
 

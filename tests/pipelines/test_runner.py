@@ -199,7 +199,7 @@ def test_options_of_another_learner_are_refused(tmp_path: Path) -> None:
 
 def test_a_learner_that_does_not_fit_the_environment_writes_nothing(tmp_path: Path) -> None:
     args = DQN.preset("Pendulum-v1", out=tmp_path / "run", quiet=True)
-    with pytest.raises(ConfigError, match="for continuous actions: clusterenv train ppo"):
+    with pytest.raises(ConfigError, match="for continuous actions: clusterenv train sac"):
         run(DQN, args)
     assert not (tmp_path / "run").exists()
 
