@@ -87,7 +87,9 @@ def collecting(name: str, collector: clusterenv.Collector, policy: Policy, every
 
 
 @contextlib.contextmanager
-def ways(workers: int, hidden: tuple[int, ...], publish_every: float) -> Iterator[list[Way]]:
+def ways(
+    workers: int, hidden: tuple[int, ...], horizon: int, publish_every: float
+) -> Iterator[list[Way]]:
     """Start everything that is compared."""
     torch.manual_seed(1)
     policy = Gumbel(*hidden)
@@ -100,7 +102,7 @@ def ways(workers: int, hidden: tuple[int, ...], publish_every: float) -> Iterato
         made.append(stepping("ClusterEnv.step", cluster, policy))
         for where in ("head", "worker"):
             collector = clusterenv.Collector(
-                ENV, policy, horizon=64, seed=1, inference=where, **options
+                ENV, policy, horizon=horizon, seed=1, inference=where, **options
             )
             stack.enter_context(collector)
             made.append(collecting(f"Collector, {where}", collector, policy, publish_every))
@@ -109,10 +111,10 @@ def ways(workers: int, hidden: tuple[int, ...], publish_every: float) -> Iterato
 
 def compare(workers: int, seconds: float, rounds: int) -> None:
     """Print a table for a small and a large policy."""
-    for hidden, every in (((64, 64), 0.1), ((2240, 2240, 2240), 1.0)):
+    for hidden, horizon, every in (((64, 64), 64, 0.1), ((2240, 2240, 2240), 8, 1.0)):
         parameters = sum(parameter.numel() for parameter in Gumbel(*hidden).parameters())
         rates: dict[str, list[float]] = {}
-        with ways(workers, hidden, every) as made:
+        with ways(workers, hidden, horizon, every) as made:
             for turn in range(rounds + 1):
                 for way in made:
                     began = time.perf_counter()
