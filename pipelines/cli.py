@@ -154,10 +154,17 @@ class _Speech:
         if self._whole:
             return text
         brief = without_traceback(text)
-        if translated and self._command.options is not None:
-            names = [field.name for field in dataclasses.fields(self._command.options())]
-            brief = Wording(names).of(brief)
+        if translated:
+            brief = Wording(self._options()).of(brief)
         return brief if "On the worker:" not in text else f"{brief}\n{TRACEBACK} shows where"
+
+    def _options(self) -> list[str]:
+        if self._command.options is None:
+            return []
+        try:
+            return [field.name for field in dataclasses.fields(self._command.options())]
+        except Exception:  # a learner of another package that cannot be imported
+            return []
 
     @contextmanager
     def of_log(self) -> Iterator[None]:

@@ -177,7 +177,10 @@ def _check_names(fields: Mapping[str, Any], words: Iterable[str], prog: str | No
         if word[:2] != "--" or not name or name in known:
             continue
         elsewhere = {each for each, ours in ELSEWHERE.items() if ours in fields}
-        close = difflib.get_close_matches(name, {*fields, *elsewhere}, n=2, cutoff=0.7)
+        close = difflib.get_close_matches(name, fields, n=1, cutoff=0.9)  # a slip of the finger
+        if not close and name in elsewhere:
+            close = [name]
+        close = close or difflib.get_close_matches(name, {*fields, *elsewhere}, n=2, cutoff=0.7)
         near = list(dict.fromkeys(ELSEWHERE[n] if n in elsewhere else n for n in close))
         options = " or ".join(f"--{close.replace('_', '-')}" for close in near)
         hint = f"did you mean {options}?" if near else f"{prog or 'the command'} --help lists them"

@@ -19,8 +19,56 @@ __all__ = ["Terminal"]
 _PATIENCE = 5.0  # seconds for a terminal to take what was written
 
 
+class _Reader:
+    """Reads lines from a pipe, as long as this process lives.
+
+    Python's fork server, from which later runs of this process get their workers, inherits the
+    descriptors of the first: a pipe that was closed would fail whatever they print.
+    """
+
+    def __init__(self) -> None:
+        self.say: Callable[[str], bool] | None = None
+        self.tty = os.dup(1)
+        self._pipe, self.write = os.pipe()
+        self._wake, self._waker = os.pipe()
+        self._read = threading.Event()
+        threading.Thread(target=self._run, name="clusterenv-terminal", daemon=True).start()
+
+    def flush(self) -> None:
+        """Wait until all that was written so far is shown."""
+        self._read.clear()
+        os.write(self._waker, b"\n")
+        self._read.wait(_PATIENCE)
+
+    def _run(self) -> None:
+        rest = b""
+        while True:
+            ready, _, _ = select.select([self._pipe, self._wake], [], [])
+            if self._pipe in ready:
+                *lines, rest = (rest + os.read(self._pipe, 65_536)).split(b"\n")
+            else:  # all is read, and somebody waits for that
+                os.read(self._wake, 1)
+                lines, rest = ([rest] if rest else []), b""
+            for line in lines:
+                self._show(line)
+            if self._pipe not in ready:
+                self._read.set()
+
+    def _show(self, line: bytes) -> None:
+        try:
+            say = self.say
+            shown = say is not None and say(line.decode(errors="replace").rstrip("\r"))
+        except Exception:  # this thread must live, or the processes that write block
+            shown = False
+        if not shown:
+            os.write(self.tty, line + b"\n")
+
+
+_reader: _Reader | None = None
+
+
 class Terminal:
-    """Redirects the standard descriptors that are a terminal into a function.
+    """Redirects the standard descriptors that are a terminal into a function; one at a time.
 
     Parameters
     ----------
@@ -35,63 +83,28 @@ class Terminal:
     """
 
     def __init__(self, say: Callable[[str], bool]) -> None:
-        self._say = say
+        global _reader
         sys.stdout.flush()
         sys.stderr.flush()
+        self._reader = _reader = _reader or _Reader()
+        self.out: TextIO = os.fdopen(os.dup(self._reader.tty), "w")
         self._saved = {fd: os.dup(fd) for fd in (1, 2) if os.isatty(fd)}
-        self.out: TextIO = os.fdopen(os.dup(self._saved[1]), "w")
-        self._pipe, write = os.pipe()
-        self._wake, self._waker = os.pipe()
-        self._read, self._closing = threading.Event(), False
+        self._reader.say = say
         for fd in self._saved:
-            os.dup2(write, fd)
-        os.close(write)
-        self._thread = threading.Thread(target=self._run, name="clusterenv-terminal", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        rest = b""
-        while True:
-            ready, _, _ = select.select([self._pipe, self._wake], [], [])
-            if self._pipe not in ready:  # all is read, and somebody waits for that
-                os.read(self._wake, 1)
-                self._read.set()
-                if self._closing:
-                    break
-                continue
-            chunk = os.read(self._pipe, 65_536)
-            if not chunk:
-                break
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                self._show(line)
-        if rest:
-            self._show(rest)
-
-    def _show(self, line: bytes) -> None:
-        try:
-            shown = self._say(line.decode(errors="replace").rstrip("\r"))
-        except Exception:  # this thread must live, or the processes that write block
-            shown = False
-        if not shown:
-            os.write(self._saved[1], line + b"\n")
+            os.dup2(self._reader.write, fd)
 
     def flush(self) -> None:
         """Wait until all that was written so far is shown."""
         sys.stdout.flush()
         sys.stderr.flush()
-        self._read.clear()
-        os.write(self._waker, b"\n")
-        self._read.wait(_PATIENCE)
+        self._reader.flush()
 
     def close(self) -> None:
         """Give the descriptors back, after all that was written so far."""
         self.flush()
         for fd, saved in self._saved.items():
             os.dup2(saved, fd)
-        self._closing = True
-        os.write(self._waker, b"\n")
-        self._thread.join()
+            os.close(saved)
+        self._reader.flush()
+        self._reader.say = None
         self.out.close()
-        for fd in (*self._saved.values(), self._pipe, self._wake, self._waker):
-            os.close(fd)

@@ -110,6 +110,8 @@ def test_the_help_of_train_lists_the_learners(capsys: pytest.CaptureFixture[str]
         (["train", "ppo", "--gae-lambda", "1"], "did you mean --lam?"),
         (["train", "ppo", "--num-env", "9"], "did you mean --num-envs?"),
         (["train", "dqn", "--buffer-size", "9"], "did you mean --capacity?"),
+        (["train", "ppo", "--n-steps", "9"], "did you mean --horizon?"),
+        (["train", "dqn", "--n-steps", "9"], "did you mean --n-step?"),
         (["train", "dqn", "--zzz"], "clusterenv train dqn --help lists them"),
         (["collect", "--environment", "x"], "did you mean --env?"),
         (["plot", "runs/a", "--output", "x.png"], "did you mean --out?"),

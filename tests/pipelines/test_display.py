@@ -225,8 +225,16 @@ with Display("PPO on CartPole-v1", 1000) as shown:
         shown.show(Metrics(steps=100 * step, seconds=step, steps_per_second=100, mean_return=20.5))
         subprocess.run(["sh", "-c", f"echo worker {step} >&2; echo printed {step}"])
         logging.getLogger("distributed.nanny").warning("warned %d", step)
+    late = subprocess.Popen(["sh", "-c", "read line; echo a worker of the fork server"],
+        stdin=subprocess.PIPE, text=True)
     shown.finish(Metrics(steps=400, seconds=5, steps_per_second=100), "goal reached")
 shown.sum_up([("steps", "400")])
+late.communicate("go")
+assert late.returncode == 0  # what outlives the panel can still print
+with Display("PPO again", 1000) as shown:
+    shown.show(Metrics(steps=1000, seconds=1, steps_per_second=100))
+    subprocess.run(["sh", "-c", "echo printed again"], check=True)
+shown.sum_up([("steps", "1,000")])
 """
 
 
@@ -245,12 +253,14 @@ def test_no_half_of_the_panel_is_left_whoever_prints(tmp_path: Path) -> None:
         return subprocess.run(shown, capture_output=True, text=True).stdout
 
     try:
-        assert wait_until(lambda: "    steps  400\n" in screen(), 100), screen()
+        assert wait_until(lambda: "    steps  1,000\n" in screen(), 100), screen()
     finally:
         last = screen()
         subprocess.run([*tmux, "kill-server"], check=False)
     assert last.count("PPO on CartPole-v1\n") == 1, last  # the panel, once
-    assert last.count("trouble") == 1, last
+    assert last.count("trouble") == 2, last  # and that of the second run
+    assert "a worker of the fork server" in last
+    assert last.index("printed again") < last.rindex("PPO again")
     lines = last.splitlines()
     panel = next(i for i, text in enumerate(lines) if text.strip() == "PPO on CartPole-v1")
     above = "\n".join(lines[:panel])
