@@ -41,9 +41,7 @@ class Args(VTraceArgs):
     target_every: Count = 4  # draws between copies to the target network
     clip: Bound = 0.4  # clipping range of the ratio
     kl_coef: NotNegative = 0.0  # initial weight of the KL divergence from the target; 0 for none
-    kl_target: Positive = (
-        0.01  # with --kl-coef: the weight grows above twice this, falls below half
-    )
+    kl_target: Positive = 0.01  # with --kl-coef: its weight grows above twice, falls below half
 
     def __post_init__(self) -> None:
         super().__post_init__()
