@@ -54,7 +54,6 @@ class Args(VTraceArgs):
 
     rho_bar: Bound = 1.0  # upper bound of the importance weights in the targets
     rho_pg: Bound = 1.0  # and in the policy gradient
-    passes: Count = 1  # over each fragment
     recurrent: Natural = 0  # units of an LSTM; 0 for none
 
     def __post_init__(self) -> None:
@@ -79,8 +78,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "recurrent": 64, "hidden": (64,),
     },
     "LunarLander-v3": {
-        "total_steps": 1_500_000, "horizon": 64, "minibatches": 8, "lr": 1e-3, "lam": 0.95,
-        "entropy": 0.001, "reward_scale": 0.1,
+        "total_steps": 1_500_000, "num_envs": 64, "horizon": 128, "minibatches": 32, "lr": 7e-4,
+        "lam": 0.95, "grad_norm": 0.5, "reward_scale": 0.1,
     },
 }
 # fmt: on
@@ -132,7 +131,6 @@ class IMPALA(VTraceLearner):
 
     name, title, presets = "impala", "IMPALA", PRESETS
     args_type: ClassVar[type[VTraceArgs]] = Args
-    args: Args
 
     def __init__(
         self, args: Args, observation_space: gym.Space[Any], action_space: gym.Space[Any]
@@ -151,7 +149,7 @@ class IMPALA(VTraceLearner):
         # An LSTM needs the time rows of an environment together. A fragment has the fewer
         # environments the more shards there are.
         parts = min(self.args.minibatches, rows["reward"].shape[1])
-        return [self.update(part) for _ in range(self.args.passes) for part in rows.split(parts)]
+        return [self.update(part) for part in rows.split(parts)]
 
     def update(self, rows: Rollout) -> Losses:
         """Make one step of the optimizer."""

@@ -122,17 +122,6 @@ class Descent(torch.optim.SGD):
         self.step()
 
 
-@pytest.mark.parametrize(("minibatches", "passes"), [(1, 1), (2, 1), (2, 3)])
-def test_impala_makes_an_update_for_each_part_and_pass(minibatches: int, passes: int) -> None:
-    learner = learner_of(IMPALA, minibatches=minibatches, passes=passes)
-    losses = learner.improve(rows_of(learner))
-    assert len(losses) == minibatches * passes
-    weights = [float(each["importance"]) for each in losses]
-    # Later passes are further from the policy that acted, and V-trace knows.
-    assert weights[0] == pytest.approx(1.0)
-    assert all(weight != 1.0 for weight in weights[minibatches:])
-
-
 def test_impacts_ratio_is_the_truncated_one_times_the_policys() -> None:
     torch.manual_seed(0)
     learner, target, behaviour = torch.rand(3, 100, dtype=torch.float64).log()
