@@ -78,8 +78,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "recurrent": 64, "hidden": (64,),
     },
     "LunarLander-v3": {
-        "total_steps": 1_500_000, "num_envs": 64, "horizon": 128, "minibatches": 32, "lr": 7e-4,
-        "lam": 0.95, "grad_norm": 0.5, "reward_scale": 0.1,
+        "total_steps": 1_500_000, "horizon": 64, "minibatches": 8, "lr": 1e-3, "lam": 0.95,
+        "entropy": 0.001, "reward_scale": 0.1,
     },
 }
 # fmt: on

@@ -106,9 +106,14 @@ def judge(outcomes: Sequence[Outcome]) -> str:
         "",
         f"Ratio of the means {ratio:.2f} ± {error:.2f}, geometric mean of the ratios {middle:.2f} "
         f"(a factor of {math.exp(spread):.2f} either way), standard errors of {len(whole)} pairs. "
-        f"{'Within' if ratio <= 1 + MORE else 'Not within'} {MORE:.0%} of lock-step's steps.",
+        f"Within {MORE:.0%} of lock-step's steps: the ratio of the means {_says(ratio)}, "
+        f"the geometric mean {_says(middle)}.",
     ]
     return "\n".join(lines)
+
+
+def _says(ratio: float) -> str:
+    return "is" if ratio <= 1 + MORE else "is not"
 
 
 def study(args: Args) -> list[Outcome]:
