@@ -175,7 +175,8 @@ def draw(out: Path, outcomes: Sequence[Outcome]) -> None:
             steps, returns = (
                 [float(row[n]) for row in rows] for n in ("eval_steps", "eval_return")
             )
-            first = outcome.seed == min(o.seed for o in outcomes if o.learner == outcome.learner)
+            task = outcome.env, outcome.learner
+            first = outcome.seed == min(o.seed for o in outcomes if (o.env, o.learner) == task)
             axes.plot(
                 steps,
                 returns,
