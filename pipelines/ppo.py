@@ -97,7 +97,7 @@ class PPO(RolloutAlgorithm[Args]):
             order = torch.randperm(len(columns[0]))
             split = [column[order].tensor_split(self.args.minibatches) for column in columns]
             logged = epoch == self.args.epochs
-            losses = [self.update(*minibatch, logged=logged) for minibatch in zip(*split, strict=True)]
+            losses = [self.update(*each, logged=logged) for each in zip(*split, strict=True)]
         if self.agent.stats is not None:
             # Only now: the update needed the statistics that acted.
             self.agent.stats.update(rows["obs"].flatten(0, 1))
@@ -133,6 +133,7 @@ class PPO(RolloutAlgorithm[Args]):
         old_value: Tensor,
         target: Tensor,
         advantage: Tensor,
+        *,
         logged: bool,
     ) -> Tensor:
         """Make one step of the optimizer; return losses and diagnostics if they are logged."""

@@ -79,7 +79,9 @@ def test_the_comparison_of_learners_says_what_the_page_says(
         default = learners.load(learner).args_type()
         pulls = default.threshold if default.sync == "divergence" else None
         if pulls != verdict.default:  # a departure from the rule must be told
-            said = f"{learners.load(learner).title}'s default is {pulls or 'every-version'}, not the"
+            said = (
+                f"{learners.load(learner).title}'s default is {pulls or 'every-version'}, not the"
+            )
             assert f"{said} {verdict.default:g}" in PAGE
     for plot in re.findall(rf"\({out.name}/(\S+\.png)\)", PAGE):
         assert (out / plot).stat().st_size > 10_000
