@@ -56,6 +56,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "total_steps": 1_000_000, "num_envs": 16, "lr": 5e-4, "anneal": True, "n_step": 3,
         "hidden": (256, 256), "capacity": 300_000, "min_rows": 5_000, "epsilon_end": 0.02,
         "epsilon_steps": 80_000, "log_every": 5_000, "checkpoint_every": 50_000,
+        "sync": "every-version",
     },
     "Pong-v5": {
         # A stack of 4 needs 4 frames beside the rows of each fragment: longer ones need fewer.

@@ -70,8 +70,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "total_steps": 1_500_000, "lr": 5e-4, "gamma": 0.999, "lam": 0.98, "eps_eta": 0.1,
     },
     "Pendulum-v1": {
-        "total_steps": 1_000_000, "horizon": 200, "epochs": 10, "minibatches": 16, "lr": 5e-4,
-        "gamma": 0.9, "eps_eta": 0.5, "eps_alpha": 0.05, "eps_std": 0.005,
+        "total_steps": 500_000, "horizon": 200, "epochs": 10, "minibatches": 16, "lr": 5e-4,
+        "gamma": 0.95, "eps_eta": 0.5, "eps_alpha": 0.05, "eps_std": 0.005,
     },
 }
 # fmt: on

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.studies import aps_arms, aps_learners, aps_sweep, criteria, curves
+from benchmarks.studies import (
+    aps_arms,
+    aps_learners,
+    aps_sweep,
+    criteria,
+    curves,
+    overlap,
+    records,
+)
 from pipelines import learners
 
 EXPERIMENTS = Path(__file__).parents[1] / "docs" / "experiments"
@@ -71,9 +79,20 @@ def test_the_comparison_of_learners_says_what_the_page_says(
         default = learners.load(learner).args_type()
         pulls = default.threshold if default.sync == "divergence" else None
         if pulls != verdict.default:  # a departure from the rule must be told
-            assert f"{learner.upper()}'s default is {pulls}, not the {verdict.default}" in PAGE
+            said = (
+                f"{learners.load(learner).title}'s default is {pulls or 'every-version'}, not the"
+            )
+            assert f"{said} {verdict.default:g}" in PAGE
     for plot in re.findall(rf"\({out.name}/(\S+\.png)\)", PAGE):
         assert (out / plot).stat().st_size > 10_000
+
+
+def test_the_study_of_overlap_says_what_the_page_of_benchmarks_says() -> None:
+    benchmarks = (EXPERIMENTS.parents[1] / "benchmarks" / "README.md").read_text()
+    outcomes = records.read(EXPERIMENTS / "overlap" / "summary.csv", overlap.Outcome)
+    assert len(outcomes) == 40
+    for line in overlap.judge(outcomes).splitlines():
+        assert line in benchmarks
 
 
 @pytest.mark.parametrize(
