@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from clusterenv.data.checks import check_flag, check_instance, check_path
-from clusterenv.errors import ConfigError
+from clusterenv.errors import ConfigError, shown
 from clusterenv.policies.policy import Policy
 
 __all__ = ["load_policy", "save_policy"]
@@ -62,6 +62,17 @@ def save_policy(
     <class 'clusterenv.policies.policy.Policy'>
     """
     check_instance("policy", policy, Policy, "save_policy(policy, 'policy.pt')")
+    for name, value in (("weights", weights), ("notes", notes)):
+        if value is not None and not isinstance(value, Mapping):
+            raise ConfigError(
+                f"{name}={shown(value)} is no dictionary: "
+                "save_policy(policy, 'policy.pt', notes={'steps': 10_000})"
+            )
+    if not isinstance(file, (str, os.PathLike)) and not callable(getattr(file, "write", None)):
+        raise ConfigError(
+            f"file={shown(file)} is neither a path nor a file that is open for writing: "
+            "save_policy(policy, 'policy.pt')"
+        )
     given = policy.state_dict() if weights is None else weights
     kept = {
         **(notes or {}),
@@ -77,6 +88,9 @@ def save_policy(
         torch.save(kept, file)
         return
     path = check_path("file", file, "save_policy(policy, 'policy.pt')")
+    if path.is_dir() or not path.parent.is_dir():
+        said = "is a directory" if path.is_dir() else "is in no directory that exists"
+        raise ConfigError(f"file={str(path)!r} {said}: save_policy(policy, 'policy.pt')")
     beside = path.with_name(f".{path.name}.tmp")
     try:
         torch.save(kept, beside)

@@ -295,6 +295,7 @@ def _names(client: Client, here: Path) -> dict[str, Any]:
     (here / "empty").mkdir()
     with filled(ReplayStore(100)) as store:
         store.save(here / "saved")
+    policies.save_policy(policies.Categorical(nn.Linear(4, 2)), here / "policy.pt")
     with warnings.catch_warnings(action="ignore"):  # Minari misses an author and a link
         recorded = clusterenv.to_minari(here / "saved", "fuzz/recorded-v0", env=OfBatch())
     modules = (clusterenv, gym, minari, nn, np, os, policies, spaces, threading, torch)

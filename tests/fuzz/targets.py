@@ -192,6 +192,8 @@ TARGETS = (
     Target("policies.EpsilonGreedy", {"q_module": "nn.Linear(4, 2)"}),
     Target("policies.CleanRL", {"agent": "agent"}),
     Target("policies.PaperAgent", {"agent": "agent"}),
+    Target("policies.save_policy", {"policy": "policy", "file": "here / 'mine.pt'"}),
+    Target("policies.load_policy", {"run": "here / 'policy.pt'"}, form="acted({})"),
     Target("policies.Random", {"action_space": "spaces.Discrete(2)"}, form="acted({})"),
 )
 

@@ -186,10 +186,10 @@ def test_columns_stay_in_the_directory_that_the_store_made(tmp_path: Path) -> No
 def test_links_where_a_run_writes_are_replaced(tmp_path: Path, victim: Path) -> None:
     out = tmp_path / "run"
     out.mkdir()
-    for name in ("learner-1", "run"):
+    for name in ("learner-1", "run", "config", "policy"):
         (out / f"{name}.tmp").symlink_to(victim)
     run = RunDirectory(PPO.preset("CartPole-v1", out=out), "ppo", ())
-    run.begin()
+    run.begin({"learner": "ppo", "options": {}})
     run.commit({"weight": torch.ones(2)}, None)
     run.close()
     assert victim.read_text() == "precious"
