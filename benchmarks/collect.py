@@ -16,14 +16,15 @@ import argparse
 import contextlib
 import multiprocessing
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import dask
 import gymnasium as gym
-import inference  # beside this file
 import numpy as np
 import psutil
 import torch
@@ -393,6 +394,9 @@ def main() -> None:
     if "publish" in chosen:
         publishing(args.workers, args.seconds, args.rounds)
     if "inference" in chosen:
+        sys.path.append(str(Path(__file__).parent))  # also where this is a module of a package
+        import inference
+
         inference.compare(args.workers, args.seconds, args.rounds)
 
 

@@ -18,7 +18,7 @@ from batches import Fleet
 
 from clusterenv.store import Prioritized, ReplayStore, open_snapshot
 from pipelines.experiment.directories import note_of
-from pipelines.experiment.run_directory import RunDirectory
+from pipelines.experiment.run_directory import RunDirectory, arguments
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,9 @@ class Args:
 
 def session(out: Path) -> None:
     """Go on from the last commit, and commit batch after batch until killed."""
-    directory = RunDirectory(Args(out), "dqn", ())
-    directory.begin()
+    args = Args(out)
+    directory = RunDirectory(args, "dqn", ())
+    directory.begin({"learner": "dqn", "options": arguments(args)})
     store = ReplayStore(500, sampler=Prioritized(), journal=directory.journal)
     before = directory.load()["rows"] if directory.resumes else 0
     assert store.stats.added_rows == before

@@ -392,7 +392,7 @@ def test_a_store_that_does_not_fit_into_memory_leaves_nothing_to_go_on_from(
 ) -> None:
     with pytest.raises(StoreTooLarge, match=r"capacity=[\d_]+ fits"):
         run(DQN, small(tmp_path, capacity=10**12, cluster=cluster, quiet=False))
-    assert "starting the workers" in (said := capsys.readouterr().out)
+    assert "connecting to" in (said := capsys.readouterr().out)
     assert "saved" not in said
     assert "learner" not in (note_of(tmp_path) or {})
 

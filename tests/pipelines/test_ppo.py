@@ -123,6 +123,7 @@ def test_a_run_is_resumed_with_the_arguments_that_began_it(tmp_path: Path, clust
     changes |= {"num_envs": 4, "hidden": (32,), "anneal": True, "scale_rewards": True}
     said = {"hidden": "--hidden 64 64 instead of --hidden 32", "gamma": "--gamma 0.98 instead"}
     said |= {"anneal": "--no-anneal instead of --anneal"}
+    said |= {"scale_rewards": "no --scale-rewards instead of --scale-rewards"}
     for name, value in changes.items():
         expected = re.escape(said.get(name, f"--{name.replace('_', '-')}"))
         with pytest.raises(ConfigError, match=rf"was begun with {expected}.*--out {out}-2$"):
