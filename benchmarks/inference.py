@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+import dask
 import gymnasium as gym
 import numpy as np
 import torch
@@ -23,6 +24,8 @@ import clusterenv
 from clusterenv.policies import Context, Decision, Policy
 
 ENV, OBS, ACTIONS = "LunarLander-v3", 8, 4
+KINDS = (("head, 2 groups", "head", 2), ("head, 1 group", "head", 1), ("workers", "worker", 1))
+"""Collectors: a name, where the policy acts, and groups of each shard's environments."""
 
 
 class Gumbel(Policy):
@@ -100,19 +103,21 @@ def ways(
         cluster = stack.enter_context(clusterenv.make_vec(ENV, **options))
         made = [stepping("AsyncVectorEnv", envs, policy)]
         made.append(stepping("ClusterEnv.step", cluster, policy))
-        for where in ("head", "worker"):
-            collector = clusterenv.Collector(
-                ENV, policy, horizon=horizon, seed=1, inference=where, **options
-            )
+        for name, where, groups in KINDS:
+            with dask.config.set({"clusterenv.inference.groups": groups}):
+                collector = clusterenv.Collector(
+                    ENV, policy, horizon=horizon, seed=1, inference=where, **options
+                )
             stack.enter_context(collector)
-            made.append(collecting(f"Collector, {where}", collector, policy, publish_every))
+            made.append(collecting(name, collector, policy, publish_every))
         yield made
 
 
 def compare(workers: int, seconds: float, rounds: int) -> None:
-    """Print a table for a small and a large policy."""
+    """Print a table for a small policy, and for a large one that has all cores at the head."""
     for hidden, horizon, every in (((64, 64), 64, 0.1), ((2240, 2240, 2240), 8, 1.0)):
         parameters = sum(parameter.numel() for parameter in Gumbel(*hidden).parameters())
+        torch.set_num_threads(1 if parameters < 10**6 else workers)
         rates: dict[str, list[float]] = {}
         with ways(workers, hidden, horizon, every) as made:
             for turn in range(rounds + 1):

@@ -64,7 +64,8 @@ def check() -> None:
     for name in ("message", "extras"):
         nbytes(f"channel.{name}")
     positive("inference.wait")
-    count("inference.rows")
+    for name in ("rows", "groups"):
+        count(f"inference.{name}")
     share = get("publish.share")
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
         raise ConfigError(f"clusterenv.publish.share={shown(share)} is no share of a core: 0.05")

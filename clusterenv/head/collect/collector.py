@@ -22,7 +22,6 @@ from clusterenv.data.spaces import Layout
 from clusterenv.data.summary import Summary
 from clusterenv.errors import ClosedError, ConfigError, shown
 from clusterenv.head.collect.inference import (
-    GROUPS,
     Inference,
     InferenceOptions,
     stand_in,
@@ -176,7 +175,7 @@ class Collector(Summary, Lifecycle):
             env_faults=EnvFaults() if env_faults is None else env_faults,
             text=text,
             relays=_relays(policy) and at_head is None,
-            groups=GROUPS,
+            groups=1 if at_head is None else at_head.groups,
         )
         self._num_envs, self._rule = num_envs, None if at_head else spec.rule
         recipe = make_recipe(env, num_envs, engine, None, wrappers, env_kwargs)

@@ -37,10 +37,7 @@ from clusterenv.sync.rules import SyncRule
 from clusterenv.sync.weights import Weights, load, manifest_of
 from clusterenv.transport.messages import ActionField, ActionsMeta, MessageKind, ObservationsMeta
 
-__all__ = ["GROUPS", "Inference", "InferenceOptions", "stand_in"]
-
-GROUPS = 2
-"""Groups of each shard: one steps while the head evaluates the other."""
+__all__ = ["Inference", "InferenceOptions", "stand_in"]
 
 Send = Callable[..., bool]
 
@@ -54,6 +51,8 @@ class InferenceOptions:
     """Of a batch, at most."""
     wait: float
     """Seconds that a request waits for others, at most."""
+    groups: int
+    """Of a shard's environments: one steps while the head evaluates the policy for another."""
 
     @classmethod
     def of(
@@ -81,7 +80,10 @@ class InferenceOptions:
                 "Collector(…, inference='head') and iterate, or Collector(…, overlap=True)"
             )
         return cls(
-            _device(device), config.count("inference.rows"), config.positive("inference.wait")
+            _device(device),
+            config.count("inference.rows"),
+            config.positive("inference.wait"),
+            config.count("inference.groups"),
         )
 
 
@@ -117,7 +119,7 @@ class Inference:
         space: gym.Space[Any],
         options: InferenceOptions,
     ) -> None:
-        self._device = options.device
+        self._device, self.groups = options.device, options.groups
         self._batcher: Batcher[_Request] = Batcher(options.rows, options.wait)
         self._own: Policy = loads(dumps(policy)).eval()  # annotates fragments, on the CPU
         self._acts = self._own
@@ -161,7 +163,7 @@ class Inference:
         """Return memory for the body of ``OBSERVATIONS``."""
         share, n = handle.share, meta.num_envs
         fits = share.first <= meta.first and meta.first + n <= share.first + share.count
-        if not (fits and n > 0 and meta.group < GROUPS and meta.choices < 2**20):
+        if not (fits and n > 0 and meta.group < self.groups and meta.choices < 2**20):
             raise ValueError(f"{meta} does not fit environments of {share}")
         arrays = [np.empty((n, *leaf.shape), leaf.dtype) for leaf in self._leaves]
         if meta.choices:

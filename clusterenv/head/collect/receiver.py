@@ -27,7 +27,7 @@ from clusterenv.errors import (
     PolicyError,
     WorkerLost,
 )
-from clusterenv.head.collect.inference import GROUPS, Inference
+from clusterenv.head.collect.inference import Inference
 from clusterenv.head.collect.weight_service import WeightService
 from clusterenv.head.fleet.env_errors import env_error
 from clusterenv.head.fleet.fleet import Fleet
@@ -214,7 +214,8 @@ class Receiver:
         """Answer the requests for actions that are due; return the seconds to listen for more."""
         if self._inference is None:
             return _WATCH_SECONDS
-        groups = sum(min(GROUPS, r.share.count) for r in self._roster.active if r.credits)
+        most = self._inference.groups
+        groups = sum(min(most, r.share.count) for r in self._roster.active if r.credits)
         while (left := self._inference.left(groups)) == 0:
             with self._roster.lock:
                 weights, scalars = self._publisher.newest, self._publisher.announced.scalars
