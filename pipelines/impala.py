@@ -148,7 +148,7 @@ class IMPALA(VTraceLearner):
     ) -> None:
         super().__init__(args, observation_space, action_space)
         self.bounds = {"rho_bar": args.rho_bar, "rho_pg": args.rho_pg}
-        spaces, options = (observation_space, action_space), (args.normalize_obs,)
+        spaces, options = (observation_space, action_space), (args.normalize_obs, args.cnn)
         agent: ActorCritic | RecurrentActorCritic
         if args.recurrent:
             agent = RecurrentActorCritic(*spaces, args.hidden, args.recurrent, *options)

@@ -79,7 +79,8 @@ class PPO(RolloutAlgorithm[Args]):
         self, args: Args, observation_space: gym.Space[Any], action_space: gym.Space[Any]
     ) -> None:
         super().__init__(args, observation_space, action_space)
-        agent = ActorCritic(observation_space, action_space, args.hidden, args.normalize_obs)
+        spaces = observation_space, action_space
+        agent = ActorCritic(*spaces, args.hidden, args.normalize_obs, args.cnn)
         self.agent = self.policy = agent
         self.optimizer = FlatAdam(agent, args.lr)
         self.parts = {"agent": agent, "optimizer": self.optimizer}

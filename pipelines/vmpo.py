@@ -146,7 +146,8 @@ class VMPO(RolloutAlgorithm[Args]):
         self, args: Args, observation_space: gym.Space[Any], action_space: gym.Space[Any]
     ) -> None:
         super().__init__(args, observation_space, action_space)
-        self.agent = ActorCritic(observation_space, action_space, args.hidden, args.normalize_obs)
+        spaces = observation_space, action_space
+        self.agent = ActorCritic(*spaces, args.hidden, args.normalize_obs, args.cnn)
         self.target = copy.deepcopy(self.agent).requires_grad_(False)
         self.policy = self.target
         self.limits = {"alpha": args.eps_alpha}

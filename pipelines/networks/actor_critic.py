@@ -16,7 +16,7 @@ from clusterenv.policies import Context, Decision, Policy
 from clusterenv.returns import next_values
 from clusterenv.store import Rollout
 from pipelines.networks.action_head import ActionHead
-from pipelines.networks.images import residual_cnn
+from pipelines.networks.images import Network, image_network
 from pipelines.networks.observations import Observations, Seen
 from pipelines.networks.running import RunningStats
 
@@ -30,8 +30,8 @@ __all__ = [
     "update_stats",
 ]
 
-IMAGE_FEATURES = 256
-"""Numbers that the convolutions make of an image."""
+CNN: Network = "residual"
+"""Convolutions over images, unless others are asked for."""
 
 
 class Unrolled(NamedTuple):
@@ -48,7 +48,7 @@ class Unrolled(NamedTuple):
 
 
 class ActorCritic(Policy):
-    """Separate tanh networks over normalised observations, or one residual network over images.
+    """Separate tanh networks over normalised observations, or one convolutional over images.
 
     Parameters
     ----------
@@ -63,6 +63,8 @@ class ActorCritic(Policy):
         Sizes of the hidden layers; not for an image alone, whose network has its own.
     normalize_obs
         Whether flat observations are normalised by ``stats``, which the learner updates.
+    cnn
+        Convolutions over images, see :func:`pipelines.networks.images.image_network`.
 
     Raises
     ------
@@ -76,11 +78,12 @@ class ActorCritic(Policy):
         action_space: gym.Space[Any],
         hidden: tuple[int, ...] = (64, 64),
         normalize_obs: bool = True,
+        cnn: Network | None = None,
     ) -> None:
         super().__init__()
         self.head = ActionHead(action_space)
         self.observations = Observations(observation_space)
-        self.eyes, self.stats, inputs = body_of(observation_space, normalize_obs)
+        self.eyes, self.stats, inputs = body_of(observation_space, normalize_obs, cnn)
         layers = hidden if self.observations.numbers else ()
         self.actor = network((inputs, *layers, self.head.outputs), last_gain=0.01)
         self.critic = network((inputs, *layers, 1), last_gain=1.0)
@@ -153,7 +156,7 @@ class ActorCritic(Policy):
 
 
 def body_of(
-    space: gym.Space[Any], normalize_obs: bool
+    space: gym.Space[Any], normalize_obs: bool, cnn: Network | None = None
 ) -> tuple[nn.Module | None, RunningStats | None, int]:
     """Return convolutions for images, statistics for flat observations, and their outputs.
 
@@ -164,9 +167,9 @@ def body_of(
     """
     observations = Observations(space)
     image, inputs = observations.image, observations.numbers
-    eyes = None if image is None else residual_cnn(image, IMAGE_FEATURES)
+    eyes, features = (None, 0) if image is None else image_network(cnn or CNN, image)
     stats = RunningStats(observations.shape) if normalize_obs and inputs else None
-    return eyes, stats, inputs + (IMAGE_FEATURES if eyes is not None else 0)
+    return eyes, stats, inputs + features
 
 
 def features_of(eyes: nn.Module | None, image: Tensor | None, numbers: Tensor | None) -> Tensor:
