@@ -19,6 +19,7 @@ from torch import Tensor
 from clusterenv.errors import ConfigError
 from clusterenv.returns import VTrace, vtrace
 from clusterenv.store import Rollout
+from pipelines.envs import football
 from pipelines.experiment import Losses, StreamAlgorithm, StreamArgs, main
 from pipelines.experiment.checks import Bound, Count, Limit, Natural, NotNegative, Positive, Share
 from pipelines.networks.actor_critic import ActorCritic, Unrolled
@@ -85,6 +86,14 @@ PRESETS: dict[str, dict[str, Any]] = {
         "total_steps": 1_500_000, "horizon": 64, "minibatches": 8, "lr": 1e-3, "lam": 0.95,
         "entropy": 0.001, "reward_scale": 0.1,
     },
+    **dict.fromkeys(
+        football.EASIEST,
+        {
+            "engine": "native", "cnn": "pooled", "total_steps": 1_000_000, "horizon": 32,
+            "minibatches": 2, "lr": 5e-4, "gamma": 0.993, "log_every": 5_000,
+            "checkpoint_every": 50_000, "evaluate_env_args": ("reward=score",),
+        },
+    ),
 }
 # fmt: on
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from clusterenv.returns import gae, next_values
 from clusterenv.store import Rollout
+from pipelines.envs import football
 from pipelines.experiment import Losses, RolloutAlgorithm, RolloutArgs, check_minibatches, main
 from pipelines.experiment.checks import Bound, Count, Limit, NotNegative, Positive, Share
 from pipelines.networks.actor_critic import ActorCritic
@@ -66,6 +67,14 @@ PRESETS: dict[str, dict[str, Any]] = {
         "total_steps": 400_000, "horizon": 200, "epochs": 10, "minibatches": 16,
         "lr": 5e-4, "gamma": 0.9, "entropy": 0.0,
     },
+    **dict.fromkeys(
+        football.EASIEST,
+        {
+            "engine": "native", "cnn": "pooled", "horizon": 64, "overlap": True, "epochs": 3,
+            "minibatches": 16, "lr": 5e-4, "gamma": 0.993, "log_every": 5_000,
+            "evaluate_env_args": ("reward=score",),
+        },
+    ),
 }
 # fmt: on
 
