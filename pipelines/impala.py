@@ -76,6 +76,11 @@ class Args(VTraceArgs):
 
 
 # fmt: off
+FOOTBALL: dict[str, Any] = {
+    "engine": "native", "cnn": "pooled", "total_steps": 1_000_000, "horizon": 32,
+    "minibatches": 2, "lr": 5e-4, "gamma": 0.993, "log_every": 5_000,
+    "checkpoint_every": 50_000, "evaluate_env_args": ("reward=score",),
+}
 PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {"lr": 2e-3, "reward_scale": 0.1},
     "clusterenv/CartPoleNoVelocity-v1": {
@@ -86,14 +91,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "total_steps": 1_500_000, "horizon": 64, "minibatches": 8, "lr": 1e-3, "lam": 0.95,
         "entropy": 0.001, "reward_scale": 0.1,
     },
-    **dict.fromkeys(
-        football.EASIEST,
-        {
-            "engine": "native", "cnn": "pooled", "total_steps": 1_000_000, "horizon": 32,
-            "minibatches": 2, "lr": 5e-4, "gamma": 0.993, "log_every": 5_000,
-            "checkpoint_every": 50_000, "evaluate_env_args": ("reward=score",),
-        },
-    ),
+    **dict.fromkeys(football.EASIEST, FOOTBALL),
 }
 # fmt: on
 

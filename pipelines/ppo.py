@@ -54,6 +54,11 @@ class Args(RolloutArgs):
 
 
 # fmt: off
+FOOTBALL: dict[str, Any] = {
+    "engine": "native", "cnn": "pooled", "horizon": 64, "overlap": True, "epochs": 3,
+    "minibatches": 16, "lr": 5e-4, "gamma": 0.993, "log_every": 5_000,
+    "evaluate_env_args": ("reward=score",),
+}
 PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {
         "total_steps": 150_000, "horizon": 64, "epochs": 10, "lr": 1e-3,
@@ -67,14 +72,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "total_steps": 400_000, "horizon": 200, "epochs": 10, "minibatches": 16,
         "lr": 5e-4, "gamma": 0.9, "entropy": 0.0,
     },
-    **dict.fromkeys(
-        football.EASIEST,
-        {
-            "engine": "native", "cnn": "pooled", "horizon": 64, "overlap": True, "epochs": 3,
-            "minibatches": 16, "lr": 5e-4, "gamma": 0.993, "log_every": 5_000,
-            "evaluate_env_args": ("reward=score",),
-        },
-    ),
+    **dict.fromkeys(football.EASIEST, FOOTBALL),
 }
 # fmt: on
 

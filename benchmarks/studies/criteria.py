@@ -93,7 +93,9 @@ class Args(Options):
     seeds: tuple[Natural, ...] = (1, 1001, 2001)  # far apart: environment i gets seed + i
     shards: Count = 2  # worker processes
     out: Path = Path("docs/experiments/criteria")  # summary, curves, plots; runs/ is not for git
-    keep_runs: bool = False  # leave the run directories in --out, for videos; by default only curves
+    keep_runs: bool = (
+        False  # leave the run directories in --out, for videos; by default only curves
+    )
     plot_only: bool = False  # draw and tabulate what is in --out
 
     def __post_init__(self) -> None:

@@ -156,7 +156,7 @@ def pooled_cnn(
 
 
 def image_network(name: Network, shape: tuple[int, ...]) -> tuple[nn.Sequential, int]:
-    """Return the convolutions of this name for images of this shape, and how many numbers they make.
+    """Return convolutions for images of this shape, and how many numbers they make of one.
 
     Examples
     --------

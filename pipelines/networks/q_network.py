@@ -7,7 +7,6 @@ import math
 from typing import Any
 
 import gymnasium as gym
-import torch
 from torch import Tensor, nn
 
 from clusterenv.errors import ConfigError

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -98,11 +99,12 @@ def record(args: Args, saved: SavedPolicy, video: Path) -> None:
 
 def _as_gif(video: Path) -> Path:
     """Write the frames of a video to a GIF beside it."""
-    from moviepy import VideoFileClip
+    from imageio_ffmpeg import get_ffmpeg_exe  # moviepy needs it too
 
     written = video.with_suffix(".gif")
-    with VideoFileClip(str(video)) as clip:
-        clip.write_gif(str(written), logger=None)
+    colours = "split[one][two];[one]palettegen[palette];[two][palette]paletteuse"
+    command = [get_ffmpeg_exe(), "-loglevel", "error", "-i", str(video), "-vf", colours]
+    subprocess.run([*command, str(written)], check=True)
     return written
 
 

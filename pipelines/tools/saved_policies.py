@@ -71,9 +71,7 @@ def load_run(run: Path, version: Version | None = None, command: str = "evaluate
     observations, actions = clusterenv.env_spaces(env, engine=engine)
     policy = _rebuilt(path, saved, observations, actions, 0.0)
     evaluated_with = tuple(saved["args"].get("evaluate_env_args", ()))  # older runs have none
-    return SavedPolicy(
-        policy, env, engine, path, int(saved["steps"]), observations, evaluated_with
-    )
+    return SavedPolicy(policy, env, engine, path, int(saved["steps"]), observations, evaluated_with)
 
 
 def collecting_policy(

@@ -1,0 +1,252 @@
+"""What football costs: memory and throughput of three learners, computed beforehand and measured.
+
+    python -m benchmarks.football                     # what a row costs, and what follows for runs
+    python -m benchmarks.football --learners ppo --steps 20000
+
+Without ``--learners`` no run is started: the CPU time of a step of the simulation, of a decision
+and of learning is measured in this process, and throughput and memory of a run are computed from
+it. With ``--learners`` these are then trained with their presets for so many steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import psutil
+import torch
+
+from benchmarks.environments import rate
+from clusterenv.policies import Context
+from clusterenv.store import Rollout
+from pipelines import learners
+from pipelines.envs.football import EASIEST
+from pipelines.experiment import run
+from pipelines.experiment.args import ReplayArgs, RolloutArgs, RunArgs
+from pipelines.experiment.sinks import read_csv
+
+LEARNERS = {"ppo": "residual", "impala": "residual", "apex": "nature"}
+"""And the convolutions that each has by default."""
+FRAME = 4 * 72 * 96
+STACK = 4 * FRAME
+HORIZONS = 6
+"""That a shard keeps, if its environments spend steps on resetting."""
+SIDE = 1.1
+"""Slots of a replay store for each row, those for the ends of episodes and fragments included."""
+SHARDS = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """CPU seconds of a row, by what they are spent on."""
+
+    simulate: float
+    act: float
+    learn: float
+
+    def rate(self, cores: int) -> float:
+        """Return the steps per second of a run, if all cores are busy and nothing else costs.
+
+        The learner has one core at most.
+
+        Examples
+        --------
+        >>> Costs(simulate=0.002, act=0.0, learn=0.002).rate(cores=2)
+        500.0
+        >>> round(Costs(simulate=0.001, act=0.0, learn=0.004).rate(cores=2))
+        250
+        """
+        whole = self.simulate + self.act + self.learn
+        return min(cores / whole, 1 / self.learn)
+
+
+def memory_of(args: RunArgs) -> dict[str, int]:
+    """Return the bytes of observations that a shard and the head hold, computed from the options.
+
+    Examples
+    --------
+    >>> args = learners.load("apex").preset(EASIEST[0], shards=2)
+    >>> memory_of(args)["head"] == int(args.capacity * 1.1) * 27_648
+    True
+    """
+    per_shard = args.num_envs // SHARDS
+    fragment = per_shard * args.horizon * STACK
+    if isinstance(args, ReplayArgs):
+        head = int(args.capacity * SIDE) * FRAME
+    elif isinstance(args, RolloutArgs):
+        head = args.num_envs * args.horizon * STACK * (2 if args.overlap else 1)
+    else:
+        head = SHARDS * int(getattr(args, "queue", 1)) * fragment
+    return {"fragment": fragment, "shard": HORIZONS * fragment, "head": head}
+
+
+def costs_of(name: str, cnn: Any, simulate: float) -> Costs:
+    """Measure what a row costs a learner, with convolutions of this name."""
+    kind = learners.load(name)
+    args = kind.preset(EASIEST[0], shards=SHARDS, cnn=cnn)
+    space = gym.make(args.env).observation_space
+    learner = kind(args, space, gym.spaces.Discrete(19))
+    # Every shard decides for its environments at once.
+    n = args.num_envs // SHARDS
+    obs = _observations(n)
+    context = Context(torch.arange(n), {}, learner.policy.initial_state(n))
+    with torch.inference_mode():
+        act = _cpu_seconds(lambda: learner.policy.act(obs, context)) / n
+    rows, count = _rows(args)
+    return Costs(simulate, act, _cpu_seconds(lambda: learner.learn(rows, 0.0)) / count)
+
+
+def _observations(n: int) -> torch.Tensor:
+    """Return observations with about as many points as football's."""
+    return (torch.rand(n, 4, 4, 72, 96) < 0.0005).to(torch.uint8) * 255
+
+
+def _rows(args: RunArgs) -> tuple[Any, int]:
+    """Return what a learner takes at once, and how many collected rows that stands for."""
+    if isinstance(args, ReplayArgs):
+        n = args.batch
+        return {
+            "obs": _observations(n),
+            "next_obs": _observations(n),
+            "action": torch.randint(19, (n,)),
+            "reward": torch.rand(n),
+            "discount": torch.ones(n),
+            "terminated": torch.zeros(n, dtype=torch.bool),
+            "weights": torch.ones(n),
+        }, args.rows_per_update
+    envs = args.num_envs // (1 if isinstance(args, RolloutArgs) else SHARDS)
+    shape = args.horizon, envs
+    none = torch.zeros(shape, dtype=torch.bool)
+    columns = {
+        "obs": _observations(args.horizon * envs).unflatten(0, shape),
+        "action": torch.randint(19, shape),
+        "log_prob": torch.full(shape, -2.94),
+        "reward": torch.rand(shape),
+        "terminated": none,
+        "truncated": none,
+        "env": torch.arange(envs).expand(shape),
+        "step": torch.arange(args.horizon).unsqueeze(1).expand(shape),
+    }
+    tail_rows = torch.arange(args.horizon * envs)[-envs:]
+    rows = Rollout(columns, tail_rows, {"obs": columns["obs"][-1]})
+    return rows, args.horizon * envs
+
+
+def _cpu_seconds(call: Callable[[], Any], seconds: float = 2.0) -> float:
+    """Return the CPU time of a call."""
+    call()
+    began = time.process_time()
+    for calls in itertools.count(1):
+        call()
+        if (spent := time.process_time() - began) >= seconds:
+            return spent / calls
+    raise AssertionError("count() does not end")
+
+
+class Memory:
+    """The largest resident sizes of this process and of its largest child, while it is open."""
+
+    def __init__(self) -> None:
+        self.head, self.worker = 0, 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Memory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        own = psutil.Process()
+        while not self._stop.wait(0.5):
+            self.head = max(self.head, own.memory_info().rss)
+            for child in own.children(recursive=True):
+                try:
+                    self.worker = max(self.worker, child.memory_info().rss)
+                except psutil.NoSuchProcess:
+                    continue
+
+
+def measured(name: str, steps: int) -> Mapping[str, float]:
+    """Train with the preset; return what the run logged last, and the memory it took."""
+    with tempfile.TemporaryDirectory() as directory, Memory() as memory:
+        out = Path(directory) / "run"
+        kind = learners.load(name)
+        changes = {"total_steps": steps, "shards": SHARDS, "log_every": 1_000, "out": out}
+        run(kind, kind.preset(EASIEST[0], quiet=True, **changes))
+        last = read_csv(out / "progress.csv")[-1]
+    names = ("steps_per_second", "learner_rows_per_second", "learner_share", "store_bytes")
+    found = {name: float(last[name]) for name in names if last.get(name)}
+    return {**found, "head": memory.head, "worker": memory.worker}
+
+
+def megabytes(count: float) -> str:
+    """Return bytes as text.
+
+    >>> megabytes(110_592_000)
+    '111 MB'
+    """
+    return f"{count / 1e6:,.0f} MB"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Read the command line, measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--learners", nargs="*", choices=LEARNERS, default=[])
+    parser.add_argument("--steps", type=int, default=20_000)
+    args = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    cores = len(os.sched_getaffinity(0))
+    envs = gym.make_vec(EASIEST[0], 8, vectorization_mode="vector_entry_point")
+    envs.reset(seed=1)
+    simulate = 1 / rate(envs, [envs.action_space.sample() for _ in range(64)], 3.0)
+    envs.close()
+    print(f"A frame {FRAME:,} bytes, an observation {STACK:,}; {cores} cores, CPU ms per row:\n")
+    print("| learner | cnn | simulate | act | learn | steps/s | 1M steps | learner's share |")
+    print("|---|---|---:|---:|---:|---:|---:|---:|")
+    for name, cnn in itertools.product(LEARNERS, ("", "pooled")):
+        cnn = cnn or LEARNERS[name]
+        costs = costs_of(name, cnn, simulate)
+        steps = costs.rate(cores)
+        parts = " | ".join(f"{1e3 * each:.2f}" for each in dataclasses.astuple(costs))
+        print(
+            f"| {name} | {cnn} | {parts} | {steps:,.0f} | {1e6 / steps / 60:.0f} min "
+            f"| {steps * costs.learn / cores:.0%} |",
+            flush=True,
+        )
+    print("\n| learner | a fragment | a shard | rows at the head |\n|---|---:|---:|---:|")
+    for name in LEARNERS:
+        sizes = memory_of(learners.load(name).preset(EASIEST[0], shards=SHARDS))
+        print(f"| {name} | {' | '.join(map(megabytes, sizes.values()))} |")
+    if args.learners:
+        print(f"\nMeasured, {args.steps:,} steps:\n")
+        print("| learner | steps/s | learner, ms per row | learner works | store | head | worker |")
+        print("|---|---:|---:|---:|---:|---:|---:|")
+    for name in args.learners:
+        found = measured(name, args.steps)
+        store = found.get("store_bytes")
+        print(
+            f"| {name} | {found['steps_per_second']:,.0f} "
+            f"| {1e3 / found['learner_rows_per_second']:.2f} | {found['learner_share']:.0%} "
+            f"| {'–' if store is None else megabytes(store)} | {megabytes(found['head'])} "
+            f"| {megabytes(found['worker'])} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
