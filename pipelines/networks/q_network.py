@@ -45,6 +45,7 @@ class QNetwork(nn.Module):
     Examples
     --------
     >>> box = gym.spaces.Box(-1, 1, (4,))
+    >>> import torch
     >>> QNetwork(box, gym.spaces.Discrete(2), hidden=(32,))(torch.zeros(8, 4)).shape
     torch.Size([8, 2])
     """
