@@ -23,7 +23,7 @@ from torch.distributions import kl_divergence
 
 from clusterenv.errors import ConfigError
 from clusterenv.store import Recent, Rollout
-from pipelines.experiment import Losses, main
+from pipelines.experiment import Losses, main, shuffled
 from pipelines.experiment.checks import Bound, Count, NotNegative, Positive
 from pipelines.impala import VTraceArgs, VTraceLearner
 from pipelines.networks.actor_critic import ActorCritic
@@ -105,10 +105,7 @@ class IMPACT(VTraceLearner):
 
     def improve(self, rows: Rollout) -> list[Losses]:
         columns = self.prepare(rows)
-        order = torch.randperm(len(columns[0]))
-        parts = min(self.args.minibatches, len(order))
-        split = [column[order].tensor_split(parts) for column in columns]
-        losses = [self.update(*minibatch) for minibatch in zip(*split, strict=True)]
+        losses = [self.update(*part) for part in shuffled(columns, self.args.minibatches)]
         self.kls += [float(each["kl"]) for each in losses]
         self.samples += 1
         if self.samples % self.args.target_every == 0:

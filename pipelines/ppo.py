@@ -15,7 +15,14 @@ from torch import Tensor, nn
 from clusterenv.returns import gae, next_values
 from clusterenv.store import Rollout
 from pipelines.envs import football
-from pipelines.experiment import Losses, RolloutAlgorithm, RolloutArgs, check_minibatches, main
+from pipelines.experiment import (
+    Losses,
+    RolloutAlgorithm,
+    RolloutArgs,
+    check_minibatches,
+    main,
+    shuffled,
+)
 from pipelines.experiment.checks import Bound, Count, Limit, NotNegative, Positive, Share
 from pipelines.networks.actor_critic import ActorCritic
 from pipelines.networks.flat_adam import FlatAdam
@@ -102,10 +109,9 @@ class PPO(RolloutAlgorithm[Args]):
             rewards = self.scaler(rewards, rows["env"], rows["step"])
         columns, explained = self.prepare(rows, rewards)
         for epoch in range(1, self.args.epochs + 1):
-            order = torch.randperm(len(columns[0]))
-            split = [column[order].tensor_split(self.args.minibatches) for column in columns]
             logged = epoch == self.args.epochs
-            losses = [self.update(*part, logged=logged) for part in zip(*split, strict=True)]
+            parts = shuffled(columns, self.args.minibatches)
+            losses = [self.update(*part, logged=logged) for part in parts]
         self.agent.take_statistics(rows)  # only now: the update needed those that acted
         names = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "grad_norm")
         means = torch.stack(losses).mean(0).tolist()
