@@ -17,7 +17,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ FRAME = 4 * 72 * 96
 STACK = 4 * FRAME
 HORIZONS = 6
 """That a shard keeps, if its environments spend steps on resetting."""
+PROCESS, ENGINE = 350_000_000, 59_000_000
+"""Bytes of a process that has imported everything, and of one environment in it: measured."""
 SIDE = 1.1
 """Slots of a replay store for each row, those for the ends of episodes and fragments included."""
 SHARDS = 2
@@ -70,7 +72,9 @@ class Costs:
 
 
 def memory_of(args: RunArgs) -> dict[str, int]:
-    """Return the bytes of observations that a shard and the head hold, computed from the options.
+    """Return the bytes that a worker and the head hold, computed from the options.
+
+    Of the head only rows are counted, and not the process or fragments on their way.
 
     Examples
     --------
@@ -86,7 +90,9 @@ def memory_of(args: RunArgs) -> dict[str, int]:
         head = args.num_envs * args.horizon * STACK * (2 if args.overlap else 1)
     else:
         head = SHARDS * int(getattr(args, "queue", 1)) * fragment
-    return {"fragment": fragment, "shard": HORIZONS * fragment, "head": head}
+    shard = HORIZONS * fragment
+    worker = PROCESS + per_shard * ENGINE + shard
+    return {"fragment": fragment, "shard": shard, "worker": worker, "head": head}
 
 
 def costs_of(name: str, cnn: Any, simulate: float) -> Costs:
@@ -152,15 +158,23 @@ def _cpu_seconds(call: Callable[[], Any], seconds: float = 2.0) -> float:
     raise AssertionError("count() does not end")
 
 
-class Memory:
-    """The largest resident sizes of this process and of its largest child, while it is open."""
+class Usage:
+    """Memory and CPU time of this process and of its children, the workers, while it is open.
 
-    def __init__(self) -> None:
-        self.head, self.worker = 0, 0
+    CPU time counts from the first row of the run's log, when all processes have started and the
+    learner learns.
+    """
+
+    def __init__(self, log: Path) -> None:
+        self.head_bytes, self.worker_bytes = 0, 0
+        self._log, self._first = log, 0
+        self._begun: dict[int, float] | None = None
+        self._now: dict[int, float] = {}
+        self._own = psutil.Process()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
-    def __enter__(self) -> Memory:
+    def __enter__(self) -> Usage:
         self._thread.start()
         return self
 
@@ -168,28 +182,46 @@ class Memory:
         self._stop.set()
         self._thread.join()
 
+    def per_row(self) -> tuple[float, float]:
+        """Return CPU milliseconds of a row: of the head, and of the workers together."""
+        begun, rows = self._begun or {}, int(read_csv(self._log)[-1]["steps"]) - self._first
+        spent = {pid: 1e3 * (now - begun.get(pid, 0.0)) / rows for pid, now in self._now.items()}
+        head = spent.pop(self._own.pid)
+        return head, sum(spent.values())
+
     def _watch(self) -> None:
-        own = psutil.Process()
-        while not self._stop.wait(0.5):
-            self.head = max(self.head, own.memory_info().rss)
-            for child in own.children(recursive=True):
+        while not self._stop.wait(0.2):
+            for process in (self._own, *self._own.children(recursive=True)):
                 try:
-                    self.worker = max(self.worker, child.memory_info().rss)
+                    size, times = process.memory_info().rss, process.cpu_times()
                 except psutil.NoSuchProcess:
                     continue
+                self._now[process.pid] = times.user + times.system
+                if process == self._own:
+                    self.head_bytes = max(self.head_bytes, size)
+                else:
+                    self.worker_bytes = max(self.worker_bytes, size)
+            logged = read_csv(self._log) if self._log.is_file() and self._begun is None else []
+            if logged:
+                self._begun, self._first = dict(self._now), int(logged[-1]["steps"])
 
 
-def measured(name: str, steps: int) -> Mapping[str, float]:
-    """Train with the preset; return what the run logged last, and the memory it took."""
-    with tempfile.TemporaryDirectory() as directory, Memory() as memory:
+def measured(name: str, steps: int) -> str:
+    """Train with the preset; return a row of the table: what the run logged last, and took."""
+    with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "run"
         kind = learners.load(name)
         changes = {"total_steps": steps, "shards": SHARDS, "log_every": 1_000, "out": out}
-        run(kind, kind.preset(EASIEST[0], quiet=True, **changes))
+        with Usage(out / "progress.csv") as usage:
+            run(kind, kind.preset(EASIEST[0], quiet=True, **changes))
         last = read_csv(out / "progress.csv")[-1]
-    names = ("steps_per_second", "learner_rows_per_second", "learner_share", "store_bytes")
-    found = {name: float(last[name]) for name in names if last.get(name)}
-    return {**found, "head": memory.head, "worker": memory.worker}
+        head, workers = usage.per_row()
+    store = last.get("store_bytes")
+    return (
+        f"| {name} | {head:.2f} | {workers:.2f} | {float(last['steps_per_second']):,.0f} "
+        f"| {float(last['learner_share']):.0%} | {megabytes(float(store)) if store else '–'} "
+        f"| {megabytes(usage.head_bytes)} | {megabytes(usage.worker_bytes)} |"
+    )
 
 
 def megabytes(count: float) -> str:
@@ -228,24 +260,17 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"| {steps * costs.learn / cores:.0%} |",
             flush=True,
         )
-    print("\n| learner | a fragment | a shard | rows at the head |\n|---|---:|---:|---:|")
+    print("\n| learner | fragment | fragments of a shard | worker | rows at the head |")
+    print("|---|---:|---:|---:|---:|")
     for name in LEARNERS:
         sizes = memory_of(learners.load(name).preset(EASIEST[0], shards=SHARDS))
         print(f"| {name} | {' | '.join(map(megabytes, sizes.values()))} |")
     if args.learners:
-        print(f"\nMeasured, {args.steps:,} steps:\n")
-        print("| learner | steps/s | learner, ms per row | learner works | store | head | worker |")
-        print("|---|---:|---:|---:|---:|---:|---:|")
+        print(f"\nMeasured, {args.steps:,} steps; CPU ms per row, and the largest processes:\n")
+        print("| learner | head | workers | steps/s | learner works | store | head | worker |")
+        print("|---|---:|---:|---:|---:|---:|---:|---:|")
     for name in args.learners:
-        found = measured(name, args.steps)
-        store = found.get("store_bytes")
-        print(
-            f"| {name} | {found['steps_per_second']:,.0f} "
-            f"| {1e3 / found['learner_rows_per_second']:.2f} | {found['learner_share']:.0%} "
-            f"| {'–' if store is None else megabytes(store)} | {megabytes(found['head'])} "
-            f"| {megabytes(found['worker'])} |",
-            flush=True,
-        )
+        print(measured(name, args.steps), flush=True)
 
 
 if __name__ == "__main__":
