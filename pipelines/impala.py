@@ -78,8 +78,8 @@ class Args(VTraceArgs):
 # fmt: off
 FOOTBALL: dict[str, Any] = {
     "engine": "native", "cnn": "pooled", "total_steps": 1_000_000, "horizon": 32,
-    "minibatches": 2, "lr": 5e-4, "gamma": 0.993, "log_every": 5_000,
-    "checkpoint_every": 50_000, "evaluate_env_args": ("reward=score",),
+    "minibatches": 4, "lr": 1e-3, "gamma": 0.993, "lam": 0.95, "reward_scale": 5.0,
+    "log_every": 5_000, "checkpoint_every": 50_000, "evaluate_env_args": ("reward=score",),
 }
 PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {"lr": 2e-3, "reward_scale": 0.1},
