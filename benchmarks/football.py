@@ -269,7 +269,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"| {name} | {' | '.join(map(megabytes, sizes.values()))} |")
     if args.learners:
         print(
-            f"\nMeasured, {args.steps:,} steps, the second half; CPU ms per row, and the largest processes:\n"
+            f"\nMeasured, {args.steps:,} steps; CPU ms per row in their second half, and memory:\n"
         )
         print("| learner | head | workers | steps/s | learner works | store | head | worker |")
         print("|---|---:|---:|---:|---:|---:|---:|---:|")
