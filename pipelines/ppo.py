@@ -62,7 +62,7 @@ class Args(RolloutArgs):
 
 # fmt: off
 FOOTBALL: dict[str, Any] = {
-    "engine": "native", "cnn": "pooled", "horizon": 64, "overlap": True, "epochs": 3,
+    "engine": "native", "cnn": "pooled", "horizon": 64, "overlap": True, "epochs": 2,
     "minibatches": 16, "lr": 5e-4, "gamma": 0.993, "log_every": 5_000,
     "evaluate_env_args": ("reward=score",),
 }
