@@ -62,7 +62,7 @@ def facts(metrics: Metrics, total: int, ended: str = "") -> list[Fact]:
     score = f"{_score(metrics.mean_return)}{_judged(metrics)}"
     said = [
         ("steps", f"{metrics.steps:,} of {total:,}, {ended or _left(metrics, total)}"),
-        ("steps/s", f"{metrics.steps_per_second:,.0f}"),
+        ("steps/s", f"{metrics.steps_per_second:,.0f} on average"),
         ("return", f"{score}, {count(metrics.episodes, 'episode')}"),
         *_evaluation(metrics),
     ]

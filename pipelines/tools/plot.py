@@ -35,7 +35,7 @@ PANELS = {
 class Args(Options):
     """What to draw, and where."""
 
-    runs: tyro.conf.Positional[tuple[Path, ...]]  # directories of runs, or progress.csv files
+    runs: tyro.conf.Positional[tuple[Path, ...]] = ()  # directories of runs, or progress.csv files
     out: Path = Path("plot.png")  # the picture: .png, .svg or .pdf
     group: bool = False  # draw the seeds of each setting as their mean and range
 
