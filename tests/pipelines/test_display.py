@@ -40,7 +40,7 @@ def test_a_panel_shows_all_that_a_line_does_and_more() -> None:
     shown = dict(facts(HALF, 1_000))
     assert shown == {
         "steps": "500 of 1,000, 5 s left",
-        "steps/s": "100",
+        "steps/s": "100 on average",
         "return": "20.5, 12 episodes",
         "policy": "version 4, shards 1.50 behind on average, 2 pulls, 75% saved",
         "trouble": "none",
