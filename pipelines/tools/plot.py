@@ -104,7 +104,9 @@ def _line(
     curves = band([run.points(x, y) for run in runs])
     if not len(curves.x):
         return
-    axes.plot(curves.x, curves.mean, style, color=colour, label=label)
+    # Over the axis too: a lag of 0 throughout is a line.
+    over = {"clip_on": False, "zorder": 3}
+    axes.plot(curves.x, curves.mean, style, color=colour, label=label, **over)
     if len(runs) > 1:
         axes.fill_between(curves.x, curves.low, curves.high, color=colour, alpha=0.2, linewidth=0)
 
