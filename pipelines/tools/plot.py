@@ -105,8 +105,8 @@ def _line(
     if not len(curves.x):
         return
     # Over the axis too: a lag of 0 throughout is a line.
-    over = {"clip_on": False, "zorder": 3}
-    axes.plot(curves.x, curves.mean, style, color=colour, label=label, **over)
+    (line,) = axes.plot(curves.x, curves.mean, style, color=colour, label=label, clip_on=False)
+    line.set_zorder(3)
     if len(runs) > 1:
         axes.fill_between(curves.x, curves.low, curves.high, color=colour, alpha=0.2, linewidth=0)
 

@@ -238,7 +238,7 @@ shown.sum_up([("steps", "1,000")])
 """
 
 
-def test_no_half_of_the_panel_is_left_whoever_prints(tmp_path: Path) -> None:
+def test_no_half_of_the_panel_is_left_whatever_else_prints(tmp_path: Path) -> None:
     if shutil.which("tmux") is None:
         pytest.skip("tmux, which draws the terminal, is not installed")
     script = tmp_path / "script.py"

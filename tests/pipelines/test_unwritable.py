@@ -24,7 +24,7 @@ OUT = {"plot": "picture.png"}
 
 @pytest.fixture
 def below_a_file(tmp_path: Path) -> Path:
-    """A directory that nobody can make, not even root."""
+    """A directory that cannot be made, not even by root."""
     (tmp_path / "file").write_text("not a directory")
     return tmp_path / "file" / "run"
 
