@@ -278,7 +278,9 @@ def test_a_notebook_has_one_line_that_changes(tmp_path: Path) -> None:
     # Sockets in files: a free port that Jupyter finds may be taken when the kernel binds it.
     manager = jupyter_client.AsyncKernelManager(transport="ipc", ip=str(tmp_path / "kernel"))
     options = {"timeout": 60, "resources": {"metadata": {"path": ROOT}}}
-    nbclient.NotebookClient(notebook, km=manager, **options).execute()
+    client = nbclient.NotebookClient(notebook, km=manager, **options)
+    client.owns_km = True  # so that it closes the sockets
+    client.execute()
     outputs = notebook.cells[0].outputs
     (shown,) = [output for output in outputs if output.output_type == "display_data"]
     assert shown.data["text/plain"].startswith("PPO on CartPole-v1: 500 steps  50%")
