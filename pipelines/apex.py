@@ -45,7 +45,7 @@ FOOTBALL: dict[str, Any] = {
     "engine": "native", "cnn": "pooled", "total_steps": 1_000_000, "horizon": 64,
     "lr": 2.5e-4, "anneal": True, "gamma": 0.993, "batch": 64, "rows_per_update": 32,
     "capacity": 50_000, "min_rows": 5_000, "hidden": (256,), "duelling": True,
-    "target_every": 500, "tau": 1.0, "log_every": 5_000, "checkpoint_every": 50_000,
+    "target_every": 100, "tau": 1.0, "n_step": 5, "log_every": 5_000, "checkpoint_every": 50_000,
     "sync": "every-version", "evaluate_env_args": ("reward=score",),
 }
 PRESETS: dict[str, dict[str, Any]] = {
