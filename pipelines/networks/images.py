@@ -138,7 +138,7 @@ def pooled_cnn(
     """Return a network for large images of few bright points, such as players on a pitch.
 
     The brightest of 2 × 2 pixels is kept, so that no point is lost, and every convolution halves
-    the image again. On four stacked frames of 4 × 72 × 96 it takes a sixth of the time of
+    the image again. On four stacked frames of 4 × 72 × 96 it takes a fifth of the time of
     :func:`residual_cnn`.
 
     Examples
