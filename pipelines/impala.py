@@ -59,6 +59,7 @@ class Args(VTraceArgs):
     rho_bar: Bound = 1.0  # upper bound of the importance weights in the targets
     rho_pg: Bound = 1.0  # and in the policy gradient
     recurrent: Natural = 0  # units of an LSTM; 0 for none
+    tile: Natural = 0  # pixels of a cell, of images of grids; 0: a residual network sees images
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -142,19 +143,22 @@ class IMPALA(VTraceLearner):
 
     name, title, presets = "impala", "IMPALA", PRESETS
     args_type: ClassVar[type[VTraceArgs]] = Args
+    args: Args
 
     def __init__(
         self, args: Args, observation_space: gym.Space[Any], action_space: gym.Space[Any]
     ) -> None:
         super().__init__(args, observation_space, action_space)
         self.bounds = {"rho_bar": args.rho_bar, "rho_pg": args.rho_pg}
-        spaces, options = (observation_space, action_space), (args.normalize_obs,)
-        agent: ActorCritic | RecurrentActorCritic
+        self.adopt(self.make_agent(observation_space, action_space))
+
+    def make_agent(self, *spaces: gym.Space[Any]) -> ActorCritic | RecurrentActorCritic:
+        """Return the network that learns and acts, for observations and actions."""
+        args = self.args
         if args.recurrent:
-            agent = RecurrentActorCritic(*spaces, args.hidden, args.recurrent, *options)
-        else:
-            agent = ActorCritic(*spaces, args.hidden, *options)
-        self.adopt(agent)
+            options = args.recurrent, args.normalize_obs, args.tile
+            return RecurrentActorCritic(*spaces, args.hidden, *options)
+        return ActorCritic(*spaces, args.hidden, args.normalize_obs, args.tile)
 
     def improve(self, rows: Rollout) -> list[Losses]:
         # An LSTM needs the time rows of an environment together. A fragment has the fewer
@@ -164,21 +168,23 @@ class IMPALA(VTraceLearner):
 
     def update(self, rows: Rollout) -> Losses:
         """Make one step of the optimizer."""
+        loss, said = self.loss(rows, self.agent.unroll(rows))
+        return {**said, "grad_norm": self.optimizer.descend(loss, self.args.grad_norm)}
+
+    def loss(self, rows: Rollout, unrolled: Unrolled) -> tuple[Tensor, Losses]:
+        """Return the loss of rows, and what to log of it."""
         args = self.args
-        unrolled = self.agent.unroll(rows)
         targets = self.targets(rows, unrolled, unrolled.log_prob, **self.bounds)
         policy_loss = -(targets.advantages * unrolled.log_prob).mean()
         value_loss = 0.5 * (targets.targets - unrolled.value).square().mean()
         entropy = unrolled.entropy.mean()
         loss = policy_loss + args.value_coef * value_loss - args.entropy * entropy
-        norm = self.optimizer.descend(loss, args.grad_norm)
         weight = (unrolled.log_prob - rows["log_prob"]).detach().exp().mean()
-        return {
+        return loss, {
             "policy_loss": policy_loss,
             "value_loss": value_loss,
             "entropy": entropy,
             "importance": weight,
-            "grad_norm": norm,
         }
 
 
