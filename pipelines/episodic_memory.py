@@ -155,7 +155,7 @@ class MemoryIMPALA(IMPALA):
         assert cells is not None
         chosen = torch.randperm(len(images))[: self.args.items]
         left = self.familiarity.add(images[chosen], cells.flatten(0, 1)[chosen])
-        judged = ~left.momentum.isnan()
+        judged = left.momentum >= 0
         keys = self.agent.keys(left.image[judged])
         rarity = self.familiarity.rarity(left.momentum[judged])
         self.agent.memory.write(keys, left.value[judged], rarity, self.args.fading)

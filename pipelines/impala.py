@@ -76,6 +76,11 @@ class Args(VTraceArgs):
 
 
 # fmt: off
+ZIPF: dict[str, Any] = {
+    "num_envs": 64, "horizon": 32, "lr": 1e-3, "recurrent": 64, "tile": 9, "engine": "native",
+    "log_every": 20_000, "checkpoint_every": 200_000, "evaluate_episodes": 50,
+    "evaluate_splits": ("zipf", "uniform", "rare"),
+}
 PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {"lr": 2e-3, "reward_scale": 0.1},
     "clusterenv/CartPoleNoVelocity-v1": {
@@ -86,6 +91,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "total_steps": 1_500_000, "horizon": 64, "minibatches": 8, "lr": 1e-3, "lam": 0.95,
         "entropy": 0.001, "reward_scale": 0.1,
     },
+    "clusterenv/ZipfGridworld-v0": {**ZIPF, "total_steps": 20_000_000},
+    "clusterenv/ZipfGridworldSmall-v0": {**ZIPF, "total_steps": 4_000_000},
 }
 # fmt: on
 

@@ -7,9 +7,10 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import clusterenv
 import gymnasium as gym
 import numpy as np
+
+import clusterenv
 from clusterenv import Evaluation
 from clusterenv.errors import ConfigError
 from pipelines.experiment.metrics import Metrics

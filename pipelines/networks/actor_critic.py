@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from clusterenv.errors import ConfigError
 from clusterenv.policies import Context, Decision, Policy
 from clusterenv.returns import next_values
 from clusterenv.store import Rollout
@@ -175,7 +176,9 @@ def body_of(
     stats = RunningStats(observations.shape) if normalize_obs and inputs else None
     if image is None:
         if tile:
-            raise ConfigError(f"--tile {tile} is for images, and observations are {space}: --tile 0")
+            raise ConfigError(
+                f"--tile {tile} is for images, and observations are {space}: --tile 0"
+            )
         return None, stats, inputs
     if tile:
         return tile_cnn(image, tile, TILE_FEATURES), stats, inputs + TILE_FEATURES

@@ -22,6 +22,8 @@ __all__ = ["EpisodicMemory", "Familiarity", "Items", "MemoryCell", "nt_xent", "p
 
 NEAREST = 5
 """The most neighbours that answer together."""
+UNJUDGED = -1.0
+"""In place of a momentum: the loss is never negative."""
 
 
 class EpisodicMemory(nn.Module):
@@ -144,7 +146,7 @@ class Items(NamedTuple):
     image: Tensor
     value: Tensor
     momentum: Tensor
-    """Of the item's contrastive loss; NaN before the first."""
+    """Of the item's contrastive loss; -1 before the first."""
     code: Tensor
     """The same for images that are the same."""
 
@@ -172,7 +174,7 @@ class Familiarity:
     >>> familiarity.judge(torch.tensor([1]), torch.tensor([4.0]))
     >>> familiarity.judge(torch.tensor([1]), torch.tensor([2.0]))
     >>> familiarity.items.momentum.tolist()
-    [nan, 3.0]
+    [-1.0, 3.0]
     """
 
     def __init__(self, capacity: int, shape: tuple[int, ...], units: int, beta: float) -> None:
@@ -180,7 +182,7 @@ class Familiarity:
         self.items = Items(
             torch.zeros((capacity, *shape), dtype=torch.uint8),
             torch.zeros(capacity, units),
-            torch.full((capacity,), torch.nan),
+            torch.full((capacity,), UNJUDGED),
             torch.zeros(capacity, dtype=torch.int64),
         )
         self.added = 0
@@ -201,7 +203,7 @@ class Familiarity:
         taken = places[max(0, self.capacity - self.added) :]
         left = Items(*(part[taken] for part in self.items))
         codes = torch.tensor([zlib.crc32(each.numpy().tobytes()) for each in image])
-        fresh = torch.full((len(image),), torch.nan)
+        fresh = torch.full((len(image),), UNJUDGED)
         for part, new in zip(self.items, (image, value.detach(), fresh, codes), strict=True):
             part[places] = new
         self.added += len(image)
@@ -215,12 +217,12 @@ class Familiarity:
         """Update the momentum of items by their losses."""
         before, losses = self.items.momentum[places], losses.detach()
         mixed = self.beta * before + (1 - self.beta) * losses
-        self.items.momentum[places] = torch.where(before.isnan(), losses, mixed)
+        self.items.momentum[places] = torch.where(before < 0, losses, mixed)
 
     def rarity(self, momentum: Tensor) -> Tensor:
         """Return the rarity of momenta among those of all items that have been judged."""
         every = self.items.momentum
-        return rarity(momentum, every[~every.isnan()])
+        return rarity(momentum, every[every >= 0])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the items that are held."""
@@ -294,7 +296,7 @@ def perturb(images: Tensor, noise: float, cutout: float) -> Tensor:
     cutout
         Side of the square, as a share of the shorter side.
     """
-    shape = images.shape[1:]
+    shape = list(images.shape[1:])
     height, width = sorted(sorted(range(len(shape)), key=lambda axis: -shape[axis])[:2])
     side = round(cutout * min(shape[height], shape[width]))
     noisy = torch.randn(images.shape).mul_(255 * noise).add_(images).clamp_(0, 255)
@@ -302,6 +304,7 @@ def perturb(images: Tensor, noise: float, cutout: float) -> Tensor:
     for axis in (height, width):
         first = torch.randint(shape[axis] - side + 1, (len(images), 1))
         along = torch.arange(shape[axis])
-        within = (along >= first) & (along < first + side)
-        inside = inside & within.view(-1, *(shape[axis] if a == axis else 1 for a in range(len(shape))))
+        others = [1] * len(shape)
+        others[axis] = shape[axis]
+        inside = inside & ((along >= first) & (along < first + side)).view(-1, *others)
     return noisy.masked_fill_(inside, 0).to(torch.uint8)
