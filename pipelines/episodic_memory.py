@@ -131,8 +131,8 @@ class MemoryIMPALA(IMPALA):
         self.familiarity = Familiarity(args.familiarity, image, args.recurrent, args.beta)
         self.parts = {**self.parts, "familiarity": self.familiarity}
 
-    def make_agent(self, *spaces: gym.Space[Any]) -> MemoryActorCritic:
-        return MemoryActorCritic(self.args, *spaces)
+    def make_agent(self) -> MemoryActorCritic:
+        return MemoryActorCritic(self.args, self.observation_space, self.action_space)
 
     def loss(self, rows: Rollout, unrolled: Unrolled) -> tuple[Tensor, Losses]:
         loss, said = super().loss(rows, unrolled)
@@ -168,8 +168,8 @@ class MemoryIMPALA(IMPALA):
             return torch.zeros(())
         images, codes = familiarity.items.image[places], familiarity.items.code[places]
         both = torch.cat([images, perturb(images, args.noise, args.cutout)])
-        embedded = self.agent.embed(self.agent.keys(both)).chunk(2)
-        losses = nt_xent(*embedded, args.temperature, codes)
+        items, copies = self.agent.embed(self.agent.keys(both)).chunk(2)
+        losses = nt_xent(items, copies, args.temperature, codes)
         familiarity.judge(places, losses)
         return losses.mean()
 

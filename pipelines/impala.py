@@ -157,15 +157,15 @@ class IMPALA(VTraceLearner):
     ) -> None:
         super().__init__(args, observation_space, action_space)
         self.bounds = {"rho_bar": args.rho_bar, "rho_pg": args.rho_pg}
-        self.adopt(self.make_agent(observation_space, action_space))
+        self.adopt(self.make_agent())
 
-    def make_agent(self, *spaces: gym.Space[Any]) -> ActorCritic | RecurrentActorCritic:
-        """Return the network that learns and acts, for observations and actions."""
-        args = self.args
+    def make_agent(self) -> ActorCritic | RecurrentActorCritic:
+        """Return the network that learns and acts."""
+        args, spaces = self.args, (self.observation_space, self.action_space)
+        seeing = args.normalize_obs, args.tile
         if args.recurrent:
-            options = args.recurrent, args.normalize_obs, args.tile
-            return RecurrentActorCritic(*spaces, args.hidden, *options)
-        return ActorCritic(*spaces, args.hidden, args.normalize_obs, args.tile)
+            return RecurrentActorCritic(*spaces, args.hidden, args.recurrent, *seeing)
+        return ActorCritic(*spaces, args.hidden, *seeing)
 
     def improve(self, rows: Rollout) -> list[Losses]:
         # An LSTM needs the time rows of an environment together. A fragment has the fewer

@@ -178,11 +178,13 @@ def spearman(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> float:
     >>> round(spearman(np.array([1, 2, 3, 4]), np.array([10, 30, 20, 90])), 3)
     0.8
     """
-    ranks = []
-    for values in (first, second):
-        _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-        ranks.append((counts.cumsum() - (counts - 1) / 2)[place])
-    return float(np.corrcoef(*ranks)[0, 1])
+    return float(np.corrcoef(_ranks(first), _ranks(second))[0, 1])
+
+
+def _ranks(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: npt.NDArray[np.float64] = (counts.cumsum() - (counts - 1) / 2)[place]
+    return ranks
 
 
 def compare(outcomes: Sequence[Outcome]) -> str:
@@ -245,16 +247,16 @@ def draw(out: Path, outcomes: Sequence[Outcome]) -> None:
         for index, arm in enumerate(ARMS):
             curves = [
                 [
-                    (float(row["eval_steps"]), float(row[f"eval_{split}"]))
-                    for row in read_csv(out / "curves" / f"{each.arm}-{each.seed}.csv")
+                    [float(row[name]) for row in read_csv(out / "curves" / f"{arm}-{o.seed}.csv")]
+                    for name in ("eval_steps", f"eval_{split}")
                 ]
-                for each in outcomes
-                if each.arm == arm
+                for o in outcomes
+                if o.arm == arm
             ]
             if not curves:
                 continue
-            steps = sorted({at for one in curves for at, _ in one})
-            values = np.array([np.interp(steps, *zip(*one, strict=True)) for one in curves])
+            steps = sorted({step for at, _ in curves for step in at})
+            values = np.array([np.interp(steps, at, found) for at, found in curves])
             colour = mpl.colormaps["tab10"](index)
             axes.plot(steps, values.mean(0), color=colour, label=learners.load(arm).title)
             axes.fill_between(steps, values.min(0), values.max(0), color=colour, alpha=0.2)

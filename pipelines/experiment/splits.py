@@ -31,7 +31,7 @@ def environments(env: str, splits: Sequence[str], count: int) -> list[Factory]:
     (20, (63, 63, 3))
     """
     spec = gym.spec(env.rpartition(":")[2])
-    each = [functools.partial(gym.make, spec, split=split) for split in splits]
+    each: list[Factory] = [functools.partial(gym.make, spec, split=split) for split in splits]
     return each * count
 
 

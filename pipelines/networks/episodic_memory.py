@@ -131,12 +131,11 @@ class MemoryCell(nn.Module):
 
     def forward(self, given: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Return hidden state and cell after an input."""
-        recalled, inputs = given.split([self.units, given.shape[-1] - self.units], -1)
+        recalled, inputs = given[:, : self.units], given[:, self.units :]
         hidden, cell = state
         out: Tensor = self.gates(torch.cat([inputs, hidden], -1))
-        opened, new = out.split([4 * self.units, self.units], -1)
-        keep, take, show, recall = opened.sigmoid().chunk(4, -1)
-        cell = keep * cell + take * new.tanh() + recall * recalled.tanh()
+        keep, take, show, recall = out[:, self.units :].sigmoid().chunk(4, -1)
+        cell = keep * cell + take * out[:, : self.units].tanh() + recall * recalled.tanh()
         return show * cell.tanh(), cell
 
 

@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.grad import conv2d_weight
 
 from clusterenv.errors import ConfigError
 
@@ -139,7 +140,7 @@ class _CellConv(torch.autograd.Function):
     def forward(ctx: Any, planes: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(planes, weight)
         stride = weight.shape[-1]
-        parts = planes.split(IMAGES_AT_ONCE)
+        parts = torch.split(planes, IMAGES_AT_ONCE)
         return torch.cat([nn.functional.conv2d(p.float(), weight, bias, stride) for p in parts])
 
     @staticmethod
@@ -147,9 +148,9 @@ class _CellConv(torch.autograd.Function):
         (given,), (planes, weight) = gradients, ctx.saved_tensors
         stride, size = weight.shape[-1], weight.shape
         total = torch.zeros_like(weight)
-        parts = zip(planes.split(IMAGES_AT_ONCE), given.split(IMAGES_AT_ONCE), strict=True)
-        for part, slope in parts:
-            total += nn.grad.conv2d_weight(part.float(), size, slope, stride)
+        parts = (torch.split(each, IMAGES_AT_ONCE) for each in (planes, given))
+        for part, slope in zip(*parts, strict=True):
+            total += conv2d_weight(part.float(), size, slope, stride)  # type: ignore[no-untyped-call]
         return None, total, given.sum((0, 2, 3))
 
 
@@ -166,7 +167,7 @@ class _Cells(nn.Module):
         bias = self.conv.bias
         assert bias is not None
         # Scaling the weights is the same, and less work.
-        out: Tensor = _CellConv.apply(planes, self.conv.weight / 255, bias)
+        out: Tensor = _CellConv.apply(planes, self.conv.weight / 255, bias)  # type: ignore[no-untyped-call]
         return out
 
 

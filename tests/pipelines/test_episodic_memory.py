@@ -206,8 +206,8 @@ def test_the_gate_of_a_cell_lets_in_what_was_recalled() -> None:
     cell, plain = MemoryCell(3, 2), nn.LSTMCell(3, 2)
     with torch.no_grad():
         weight, bias = cell.gates.weight, cell.gates.bias
-        keep, take, show, recall, new = weight.split(2)
-        biases = dict(zip(("keep", "take", "show", "recall", "new"), bias.split(2), strict=True))
+        new, keep, take, show, recall = weight.split(2)
+        biases = dict(zip(("new", "keep", "take", "show", "recall"), bias.split(2), strict=True))
         plain.bias_hh.zero_()
         order = ((take, "take"), (keep, "keep"), (new, "new"), (show, "show"))  # torch's
         plain.weight_ih.copy_(torch.cat([part[:, :3] for part, _ in order]))
