@@ -8,7 +8,7 @@ and its copy with Gaussian noise and a random cutout; the momentum of each item'
 rarity that follows from it; a prioritised memory that evicts the least rare; neighbours whose
 recurrent state is gated into the policy's own. Our choices, where they leave it open:
 
-- Items are ``--items`` random rows of every fragment; the state of an item is the LSTM's cell
+- Items are ``--items`` random rows of every update; the state of an item is the LSTM's cell
   after it. The contrastive loss reaches the convolutions, whose features are the keys.
 - An item is offered to the memory when it leaves the familiarity buffer: it has had its losses.
 - Images that are equal to the last pixel do not have to be told apart.
@@ -60,7 +60,7 @@ class Args(IMPALAArgs):
     nearest: Count = 1  # neighbours that answer together, at most 5
     fading: Fraction = 0.999  # of the rarity of what is held, with every update
     familiarity: Count = 1_024  # items of the familiarity buffer
-    items: Count = 8  # rows of a fragment that enter it
+    items: Count = 8  # rows of an update that enter it
     beta: Inside = 0.95  # share of the old momentum of a loss in the new one
     contrasted: Count = 128  # items of the contrastive loss of an update
     contrast: NotNegative = 0.1  # weight of the contrastive loss
@@ -80,7 +80,7 @@ class Args(IMPALAArgs):
             raise ConfigError("--contrasted 1 leaves nothing to tell apart: --contrasted 128")
         if self.items > self.familiarity:
             raise ConfigError(
-                f"--items {self.items} of a fragment do not fit into --familiarity "
+                f"--items {self.items} of an update do not fit into --familiarity "
                 f"{self.familiarity}: --items {self.familiarity}"
             )
 

@@ -12,7 +12,7 @@ import numpy as np
 
 import clusterenv
 from clusterenv import Evaluation
-from clusterenv.errors import ConfigError
+from clusterenv.errors import ConfigError, EnvError
 from pipelines.experiment.metrics import Metrics
 
 __all__ = ["check_splits", "environments", "judge"]
@@ -74,7 +74,7 @@ def check_splits(env: str, splits: Sequence[str], engine: str) -> None:
     for split in splits:
         try:
             clusterenv.env_spaces(env, engine="gymnasium", split=split)
-        except clusterenv.EnvError as error:
+        except (ConfigError, EnvError) as error:
             raise ConfigError(
                 f"{said}: {env} cannot be made with split={split!r}: {error}; without splits: "
                 "leave --evaluate-splits out"

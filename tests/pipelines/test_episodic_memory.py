@@ -385,7 +385,7 @@ def test_workers_act_with_the_memory_of_their_version(tmp_path: Path, client: Cl
         ({"fading": 0}, "--fading must be above 0, got 0"),
         ({"contrasted": 64}, "--contrasted 64 items are never in --familiarity 32"),
         ({"contrasted": 1}, "--contrasted 1 leaves nothing to tell apart: --contrasted 128"),
-        ({"items": 33}, "--items 33 of a fragment .* --familiarity 32: --items 32"),
+        ({"items": 33}, "--items 33 of an update .* --familiarity 32: --items 32"),
         ({"recurrent": 0}, "--recurrent must be 1 or more, got 0"),
         ({"beta": 1}, "--beta must be below 1, got 1"),
     ],
