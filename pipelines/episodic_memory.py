@@ -60,10 +60,10 @@ class Args(IMPALAArgs):
     nearest: Count = 1  # neighbours that answer together, at most 5
     fading: Fraction = 0.999  # of the rarity of what is held, with every update
     familiarity: Count = 1_024  # items of the familiarity buffer
-    items: Count = 8  # rows of an update that enter it
+    items: Count = 4  # rows of an update that enter it
     beta: Inside = 0.95  # share of the old momentum of a loss in the new one
-    contrasted: Count = 128  # items of the contrastive loss of an update
-    contrast: NotNegative = 0.1  # weight of the contrastive loss
+    contrasted: Count = 64  # items of the contrastive loss of an update
+    contrast: NotNegative = 0.02  # weight of the contrastive loss
     temperature: Positive = 0.2  # of the contrastive loss
     embedding: Count = 64  # numbers that the contrastive loss compares
     noise: NotNegative = 0.1  # of an item's copy: standard deviation, as a share of white
@@ -77,7 +77,7 @@ class Args(IMPALAArgs):
                 f"{self.familiarity}: --contrasted {self.familiarity}"
             )
         if self.contrasted < 2:
-            raise ConfigError("--contrasted 1 leaves nothing to tell apart: --contrasted 128")
+            raise ConfigError("--contrasted 1 leaves nothing to tell apart: --contrasted 64")
         if self.items > self.familiarity:
             raise ConfigError(
                 f"--items {self.items} of an update do not fit into --familiarity "

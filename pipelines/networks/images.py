@@ -166,8 +166,10 @@ class _Cells(nn.Module):
         planes = image.movedim(-1, 1) if self.last else image.flatten(1, -3)
         bias = self.conv.bias
         assert bias is not None
-        # Scaling the weights is the same, and less work.
-        out: Tensor = _CellConv.apply(planes, self.conv.weight / 255, bias)  # type: ignore[no-untyped-call]
+        weight = self.conv.weight / 255  # the same as scaling the image, and less work
+        if not torch.is_grad_enabled():  # acting: few images, and torch.export follows this
+            return nn.functional.conv2d(planes.float(), weight, bias, weight.shape[-1])
+        out: Tensor = _CellConv.apply(planes, weight, bias)  # type: ignore[no-untyped-call]
         return out
 
 

@@ -23,6 +23,7 @@ from clusterenv.sync.weights import manifest_of
 from pipelines.episodic_memory import MemoryIMPALA
 from pipelines.experiment import run
 from pipelines.impala import IMPALA
+from pipelines.networks.actor_critic import ActorCritic
 from pipelines.networks.episodic_memory import (
     EpisodicMemory,
     Familiarity,
@@ -32,6 +33,7 @@ from pipelines.networks.episodic_memory import (
     rarity,
 )
 from pipelines.networks.images import tile_cnn
+from pipelines.tools.export import export
 
 GRID = "clusterenv/ZipfGridworldSmall-v0"
 IMAGE = gym.spaces.Box(0, 255, (18, 27, 3), np.uint8)
@@ -266,6 +268,15 @@ def test_cells_that_do_not_fit_are_refused(tile: int, space: Any, message: str) 
             IMPALA(IMPALA.args_type(tile=tile, recurrent=recurrent), space, FOUR)
 
 
+def test_a_network_for_grids_can_be_exported(tmp_path: Path) -> None:
+    agent = IMPALA(IMPALA.args_type(tile=9), IMAGE, FOUR).agent
+    assert isinstance(agent, ActorCritic)
+    export(agent, IMAGE, tmp_path / "policy.pt2")
+    images = torch.randint(0, 256, (3, *IMAGE.shape), dtype=torch.uint8)
+    found = torch.export.load(tmp_path / "policy.pt2").module()(images)
+    assert torch.equal(found, agent.actor(agent.see(images)).argmax(-1))
+
+
 # The learner
 
 
@@ -384,7 +395,7 @@ def test_workers_act_with_the_memory_of_their_version(tmp_path: Path, client: Cl
         ({"nearest": 6}, "--nearest must be 1 to 5, got 6: --nearest 1"),
         ({"fading": 0}, "--fading must be above 0, got 0"),
         ({"contrasted": 64}, "--contrasted 64 items are never in --familiarity 32"),
-        ({"contrasted": 1}, "--contrasted 1 leaves nothing to tell apart: --contrasted 128"),
+        ({"contrasted": 1}, "--contrasted 1 leaves nothing to tell apart: --contrasted 64"),
         ({"items": 33}, "--items 33 of an update .* --familiarity 32: --items 32"),
         ({"recurrent": 0}, "--recurrent must be 1 or more, got 0"),
         ({"beta": 1}, "--beta must be below 1, got 1"),
