@@ -40,9 +40,6 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-)
 from batches import Fleet, Frames
 from conftest import footprint, left_behind, wait_until
 from targets import TARGETS, VALUES, Target
@@ -388,6 +385,8 @@ def main() -> None:
     parser.add_argument("--only", type=int, metavar="N", help="make call N alone")
     parser.add_argument("--verbose", action="store_true", help="print each call before it is made")
     options = parser.parse_args()
+    tests = str(Path(__file__).parents[1])
+    os.environ["PYTHONPATH"] = os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")])
     logging.getLogger("clusterenv").setLevel(logging.ERROR)
     indices = range(options.calls)
     if options.only is not None:

@@ -273,8 +273,12 @@ def test_no_half_of_the_panel_is_left_whoever_prints(tmp_path: Path) -> None:
 def test_a_notebook_has_one_line_that_changes(tmp_path: Path) -> None:
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
+    jupyter_client = pytest.importorskip("jupyter_client")
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(SCRIPT)])
-    nbclient.NotebookClient(notebook, timeout=60, resources={"metadata": {"path": ROOT}}).execute()
+    # Sockets in files: a free port that Jupyter finds may be taken when the kernel binds it.
+    manager = jupyter_client.AsyncKernelManager(transport="ipc", ip=str(tmp_path / "kernel"))
+    options = {"timeout": 60, "resources": {"metadata": {"path": ROOT}}}
+    nbclient.NotebookClient(notebook, km=manager, **options).execute()
     outputs = notebook.cells[0].outputs
     (shown,) = [output for output in outputs if output.output_type == "display_data"]
     assert shown.data["text/plain"].startswith("PPO on CartPole-v1: 500 steps  50%")

@@ -225,10 +225,15 @@ def test_a_process_that_stops_within_a_fragment_holds_up_no_other(
             meanwhile += next(batches).shard == 1
         assert meanwhile > 5  # two had been asked for before
         assert wait_until(lambda: next(batches).incarnation == 1, 30)
-        stats = collector.stats()
-        assert stats.restarts == 1
-        # The other may move to the worker that is free again, and then has a new incarnation too.
-        assert sum(stats.incarnations) == 1 + stats.moves
+        assert collector.stats().restarts == 1
+
+        def all_counted() -> bool:
+            # The other may move to the worker that is free again: it has a new incarnation from
+            # then on, and has moved once it is open.
+            stats = collector.stats()
+            return bool(next(batches)) and sum(stats.incarnations) == 1 + stats.moves
+
+        assert wait_until(all_counted, 30)
 
 
 def test_a_process_that_stops_while_it_gets_weights_holds_up_no_other(
