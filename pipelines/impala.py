@@ -77,7 +77,8 @@ class Args(VTraceArgs):
 
 # fmt: off
 ZIPF: dict[str, Any] = {
-    "num_envs": 64, "horizon": 32, "lr": 1e-3, "recurrent": 64, "tile": 9, "engine": "native",
+    "num_envs": 64, "horizon": 32, "recurrent": 64, "tile": 9, "engine": "native",
+    "lr": 2e-3, "gamma": 0.98, "reward_scale": 10.0, "value_coef": 0.05,
     "log_every": 20_000, "checkpoint_every": 200_000, "evaluate_episodes": 50,
     "evaluate_splits": ("zipf", "uniform", "rare"),
 }
@@ -92,7 +93,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "entropy": 0.001, "reward_scale": 0.1,
     },
     "clusterenv/ZipfGridworld-v0": {**ZIPF, "total_steps": 20_000_000},
-    "clusterenv/ZipfGridworldSmall-v0": {**ZIPF, "total_steps": 4_000_000},
+    "clusterenv/ZipfGridworldSmall-v0": {**ZIPF, "total_steps": 2_000_000},
 }
 # fmt: on
 

@@ -27,7 +27,7 @@ for _spec in (
         entry_point="pipelines.envs.zipf_gridworld:ZipfGridworld",
         vector_entry_point="pipelines.envs.zipf_gridworld:ZipfGridworldVector",
         max_episode_steps=100,
-        kwargs={"maps": 5, "objects": 5},
+        kwargs={"maps": 3, "objects": 5},
     ),
     *(
         EnvSpec(
