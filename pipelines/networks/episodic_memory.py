@@ -168,8 +168,8 @@ class Familiarity:
     --------
     >>> familiarity = Familiarity(2, (1,), 1, beta=0.5)
     >>> image, value = torch.tensor([[1], [2]], dtype=torch.uint8), torch.zeros(2, 1)
-    >>> familiarity.add(image, value).image.shape, familiarity.full
-    (torch.Size([0, 1]), True)
+    >>> familiarity.add(image, value).image.shape, familiarity.held
+    (torch.Size([0, 1]), 2)
     >>> familiarity.judge(torch.tensor([1]), torch.tensor([4.0]))
     >>> familiarity.judge(torch.tensor([1]), torch.tensor([2.0]))
     >>> familiarity.items.momentum.tolist()
@@ -190,11 +190,6 @@ class Familiarity:
     def held(self) -> int:
         """Items that are in it."""
         return min(self.added, self.capacity)
-
-    @property
-    def full(self) -> bool:
-        """Whether the next item takes the place of another."""
-        return self.held == self.capacity
 
     def add(self, image: Tensor, value: Tensor) -> Items:
         """Take in items, and return those whose places they take, the oldest."""

@@ -8,7 +8,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
+from benchmarks.studies import rarity
 from benchmarks.studies.rare_tasks import Args, Outcome, compare, spearman, study, true_rarity
 from pipelines.episodic_memory import MemoryIMPALA
 from pipelines.impala import IMPALA
@@ -59,6 +61,12 @@ def test_the_true_rarity_of_an_image_is_that_of_its_task() -> None:
         expected.append((info["map"] + 1) * (info["target"] + 1) * mass)
     assert len(set(expected)) > 5
     np.testing.assert_allclose(true_rarity(GRID, np.stack(images)), expected)
+
+
+def test_equal_images_that_are_told_apart_seem_less_rare_than_they_are() -> None:
+    torch.set_num_threads(1)
+    args = rarity.Args(updates=100)
+    assert rarity.measure(args, seed=1) > rarity.measure(args, seed=1, apart=True) + 0.1
 
 
 @pytest.mark.timeout(240)  # it starts clusters
