@@ -362,7 +362,7 @@ def test_a_run_logs_its_memory_its_splits_and_goes_on(tmp_path: Path, cluster: s
 
 
 def test_a_killed_run_goes_on_with_the_same_command(tmp_path: Path, cluster: str) -> None:
-    sizes = "--num-envs 4 --horizon 128 --shards 2 --log-every 512 --checkpoint-every 512"
+    sizes = "--num-envs 16 --horizon 32 --shards 2 --log-every 512 --checkpoint-every 512"
     sizes += " --memory 16 --familiarity 32 --contrasted 8 --recurrent 8"
     words = f"train episodic_memory --env {GRID} {sizes}"
     killed_and_gone_on(words, tmp_path / "run", cluster)
