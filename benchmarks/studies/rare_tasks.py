@@ -197,7 +197,7 @@ def compare(outcomes: Sequence[Outcome]) -> str:
     for arm, runs in by_arm.items():
         for seed, each in sorted(runs.items()):
             shown = " | ".join(f"{getattr(each, split):.3f}" for split in SPLITS)
-            found = "" if each.spearman is None else f"{each.spearman:.2f}"
+            found = "–" if each.spearman is None else f"{each.spearman:.2f}"
             lines.append(f"| {arm} | {seed} | {shown} | {found} |")
         if len(runs) > 1:
             shown = " | ".join(
