@@ -141,11 +141,11 @@ def _about(presets: Presets | None, values: Mapping[str, Any]) -> list[str]:
 
 
 def _hinted(kind: Any, values: Mapping[str, Any], origins: Mapping[str, str]) -> dict[str, Any]:
-    """Return annotations that say where a default is from, and nothing where it is ``None``."""
+    """Return annotations that say where a default is from, and nothing where it is none."""
 
     def behaviour(name: str) -> Any:
         origin = origins.get(name, "default")
-        return lambda shown: "" if shown == "None" else f"({origin}: {shown})"
+        return lambda shown: "" if shown in ("None", "") else f"({origin}: {shown})"
 
     hints = typing.get_type_hints(kind, include_extras=True)
     return {
