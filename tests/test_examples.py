@@ -262,6 +262,13 @@ def test_python_blocks_of_the_documentation_run_as_they_stand(page: str, tmp_pat
             [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=60
         )
         assert done.returncode == 0, f"{page}, block {number}:\n{done.stderr}"
+        if (page, number) == ("README.md", 1):  # it shows a saving, and a policy that learns
+            said = re.fullmatch(
+                r"50 versions, (\d+) pulls instead of 100; return (\d+)\n", done.stdout
+            )
+            assert said is not None, done.stdout
+            assert 0 < int(said[1]) < 50
+            assert int(said[2]) > 35  # one that acts at random has about 20
 
 
 def test_docstring_examples_run() -> None:

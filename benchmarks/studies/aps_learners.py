@@ -28,7 +28,7 @@ from clusterenv.errors import ClusterEnvError, ConfigError
 from pipelines import learners
 from pipelines.experiment import options, run
 from pipelines.experiment.checks import Count, Limit, Natural, Options
-from pipelines.experiment.directories import check_kind, taken
+from pipelines.experiment.directories import check_kind, unused
 from pipelines.experiment.sinks import read_csv
 
 __all__ = ["Args", "sweep"]
@@ -188,7 +188,7 @@ def sweep(args: Args) -> dict[str, Verdict]:
         elif before.total_steps != steps:
             raise ConfigError(
                 f"{args.out} holds runs of {case.learner} with total_steps {before.total_steps}, "
-                f"not {steps}; write elsewhere: --out {taken(args.out)}-2"
+                f"not {steps}; write elsewhere: --out {unused(args.out)}"
             )
     for index, case in enumerate(todo):
         alike = [o.seconds for o in outcomes if (o.env, o.learner) == (case.env, case.learner)]

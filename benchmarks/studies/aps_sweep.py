@@ -34,7 +34,7 @@ from benchmarks.studies.aps_arms import (
 from benchmarks.studies.aps_plots import draw
 from clusterenv.errors import ClusterEnvError, ConfigError
 from pipelines.experiment import options, run
-from pipelines.experiment.directories import check_kind, taken
+from pipelines.experiment.directories import check_kind, unused
 from pipelines.experiment.sinks import read_csv
 from pipelines.ppo import PPO
 from pipelines.ppo import Args as PPOArgs
@@ -74,7 +74,7 @@ def settle(args: Args) -> Args:
         ]
         raise ConfigError(
             f"{args.out} holds runs with other settings: {', '.join(changed)}; go on with those, "
-            f"or write elsewhere: --out {taken(args.out)}-2"
+            f"or write elsewhere: --out {unused(args.out)}"
         )
     return args
 

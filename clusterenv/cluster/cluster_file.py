@@ -54,7 +54,8 @@ def read_cluster_file(path: str | os.PathLike[str]) -> ClusterFile:
     try:
         content = yaml.safe_load(Path(path).read_text())
     except (OSError, ValueError) as error:  # also a name with a null byte, or a binary file
-        raise ConfigError(f"the cluster file {path} cannot be read: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"the cluster file {path} cannot be read: {reason}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"the cluster file {path} is no YAML: {error}") from error
     if not isinstance(content, dict) or content.get("cluster") not in ("local", *JOBQUEUES):

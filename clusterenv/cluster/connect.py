@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import functools
 import json
 import logging
 import os
@@ -144,12 +146,23 @@ def _client(address: str | Cluster | None = None, **options: Any) -> Client:
     )
     notice.daemon = True
     notice.start()
+    client = Client.__new__(Client)  # a name for what has to be closed if it cannot be made
+    # Dask bounds its attempts to connect, but not the wait for the first words of what answers.
+    client.start = functools.partial(Client.start, client, callback_timeout=seconds + 1)
     try:
-        return Client(address, **{**options, "direct_to_workers": True})
-    except OSError as error:
+        client.__init__(address, **{**options, "direct_to_workers": True})
+        return client
+    except (OSError, MemoryError) as error:
+        if client.status not in ("closed", "newly-created"):
+            with contextlib.suppress(TimeoutError):
+                client.close(timeout=1)
+            client.status = "closed"  # or it would wait for a minute when it is collected
+        # Of other words than a scheduler's, the first are read as a length.
+        reason = "another kind of server is there" if isinstance(error, MemoryError) else error
         raise ConfigError(
-            f"no scheduler answers at {named} ({error}): is the scheduler running, is this the "
-            "address in its log, and does it speak TLS (tls://…) or not (tcp://…)?"
+            f"no scheduler answers at {named} ({reason}): is the scheduler running, is this the "
+            "address in its log, which is not that of its dashboard (port 8787), and does it speak "
+            "TLS (tls://…) or not (tcp://…)?"
         ) from error
     finally:
         notice.cancel()

@@ -17,6 +17,7 @@ from torch import Tensor
 from clusterenv.data.fragment import Cut
 from clusterenv.data.record_batch import ORIGIN, STATE, Sparse, ascending, next_of, to_record_batch
 from clusterenv.data.spaces import Array, Column
+from clusterenv.data.summary import Summary
 from clusterenv.data.tensordict import to_tensordict
 from clusterenv.errors import ConfigError
 
@@ -38,7 +39,7 @@ class Sealed:
     """Views of the message."""
 
 
-class Batch:
+class Batch(Summary):
     """One fragment of one shard as NumPy arrays; :meth:`torch` returns the same as tensors.
 
     ``batch["obs"]`` and the other columns are shaped ``[horizon, envs, …]`` and share the record
@@ -178,15 +179,18 @@ class Batch:
         """Return the rows with TorchRL's keys; see :meth:`clusterenv.Rollout.tensordict`."""
         return self.torch().tensordict()
 
-    def __repr__(self) -> str:
-        return (
-            f"Batch(shard={self.shard}, policy_version={self.policy_version}, "
-            f"horizon={self.horizon}, num_envs={self.num_envs}, columns={self.names})"
-        )
+    def _summary(self) -> Mapping[str, Any]:
+        return {
+            "shard": self.shard,
+            "policy_version": self.policy_version,
+            "horizon": self.horizon,
+            "num_envs": self.num_envs,
+            "columns": f"[{', '.join(self.names)}]",
+        }
 
 
-@dataclass(frozen=True)
-class Rollout:
+@dataclass(frozen=True, repr=False)
+class Rollout(Summary):
     """Rows of one horizon as tensors: of one batch, or of several batches side by side.
 
     Parameters
@@ -207,6 +211,11 @@ class Rollout:
     tail_rows: Tensor
     tail: dict[str, Tensor]
     state: dict[str, Tensor] = field(default_factory=dict)
+
+    def _summary(self) -> Mapping[str, Any]:
+        horizon, num_envs = self.columns["reward"].shape[:2]
+        names = f"[{', '.join(self.columns)}]"
+        return {"horizon": horizon, "num_envs": num_envs, "columns": names}
 
     def __getitem__(self, name: str) -> Tensor:
         try:

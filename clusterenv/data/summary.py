@@ -8,7 +8,7 @@ from typing import Any
 
 __all__ = ["Summary", "decimals"]
 
-_LONGEST = 72  # characters of a value
+_LONGEST = 120  # characters of a value
 
 
 class Summary:
@@ -18,7 +18,7 @@ class Summary:
     """
 
     def _summary(self) -> Mapping[str, Any]:
-        """Return what matters, by name; the empty name is for what needs none."""
+        """Return what matters, by name; the empty name is for what names the object."""
         raise NotImplementedError
 
     def _shown(self) -> dict[str, str]:
@@ -32,12 +32,14 @@ class Summary:
         return f"{type(self).__name__}({', '.join(parts)})"
 
     def _repr_html_(self) -> str:
+        shown = self._shown()
+        title = html.escape(f"{type(self).__name__} {shown.pop('', '')}".strip())
         rows = "".join(
             f"<tr><td style='text-align: left'>{html.escape(name.replace('_', ' '))}</td>"
             f"<td style='text-align: left'>{html.escape(value)}</td></tr>"
-            for name, value in self._shown().items()
+            for name, value in shown.items()
         )
-        return f"<div><strong>{type(self).__name__}</strong><table>{rows}</table></div>"
+        return f"<div><strong>{title}</strong><table>{rows}</table></div>"
 
 
 def decimals(value: float | None) -> str | None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ from clusterenv.errors import ConfigError
 from clusterenv.store import is_store, open_snapshot
 from pipelines.experiment.config_file import CONFIG, read_config
 
-__all__ = ["JOURNAL", "RUN", "check_kind", "check_writable", "note_of", "taken"]
+__all__ = ["JOURNAL", "RUN", "check_kind", "check_writable", "note_of", "unused"]
 
 RUN = "run.json"
 """File in a run directory: which checkpoint counts, and whether the run has finished."""
@@ -54,12 +57,12 @@ def check_kind(out: Path, kind: str) -> None:
         With a directory that is free.
     """
     if out.exists() and not out.is_dir():
-        raise ConfigError(f"{out} is no directory; write elsewhere: --out {taken(out)}-2")
+        raise ConfigError(f"{out} is no directory; write elsewhere: --out {unused(out)}")
     found = content(out)
     if found is not None and found[1] != kind:
         raise ConfigError(
             f"{out} holds {found[0]}, and {kind} would write into it; write elsewhere: "
-            f"--out {taken(out)}-2"
+            f"--out {unused(out)}"
         )
 
 
@@ -71,7 +74,8 @@ def check_writable(path: Path, option: str = "--out ", example: str = "runs/mine
     path
         The file or the directory; its parents need not exist.
     option, example
-        What comes before it on the command line, and a value that would do.
+        What comes before it on the command line, and a value that would do: below the home
+        directory, or that of temporary files, where the current one cannot be written either.
 
     Raises
     ------
@@ -80,8 +84,10 @@ def check_writable(path: Path, option: str = "--out ", example: str = "runs/mine
     """
     reason = _unwritable(path)
     if reason is not None:
+        places = (Path(), Path.home(), Path(tempfile.gettempdir()))
+        right = next((p / example for p in places if not _unwritable(p / example)), example)
         raise ConfigError(
-            f"{option}{path} cannot be written: {reason}; write elsewhere: {option}{example}"
+            f"{option}{path} cannot be written: {reason}; write elsewhere: {option}{right}"
         )
 
 
@@ -99,11 +105,15 @@ def _unwritable(path: Path) -> str | None:
     return None
 
 
-def taken(out: Path) -> Path:
-    """Return a path such that the path with ``-2`` appended does not exist."""
-    while Path(f"{out}-2").exists():
-        out = Path(f"{out}-2")
-    return out
+def unused(out: Path) -> Path:
+    """Return a path beside another at which there is nothing: it with ``-2``, or the next number.
+
+    Numbered as runs are that get no ``--out``.
+    """
+    stem = re.sub(r"-\d+$", "", str(out))
+    stem = stem if os.path.lexists(stem) else str(out)
+    paths = (Path(f"{stem}-{number}") for number in itertools.count(2))
+    return next(path for path in paths if not os.path.lexists(path))
 
 
 def note_of(out: Path) -> Mapping[str, Any] | None:
@@ -127,7 +137,7 @@ def _is_run(out: Path) -> bool:
 
 def _read(out: Path) -> dict[str, Any]:
     """Return learner and options of a run, and what its last checkpoint says."""
-    path, right = out / RUN, f"begin another run: --out {taken(out)}-2"
+    path, right = out / RUN, f"begin another run: --out {unused(out)}"
     try:
         found = dict(json.loads(path.read_text())) if path.is_file() else {}
         if (out / CONFIG).is_file():

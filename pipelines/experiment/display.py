@@ -62,7 +62,7 @@ def facts(metrics: Metrics, total: int, ended: str = "") -> list[Fact]:
     score = f"{_score(metrics.mean_return)}{_judged(metrics)}"
     said = [
         ("steps", f"{metrics.steps:,} of {total:,}, {ended or _left(metrics, total)}"),
-        ("steps/s", f"{metrics.steps_per_second:,.0f}"),
+        ("steps/s", f"{metrics.steps_per_second:,.0f} on average"),
         ("return", f"{score}, {count(metrics.episodes, 'episode')}"),
         *_evaluation(metrics),
     ]
@@ -421,7 +421,7 @@ class Display:
         if self.due:
             self._form = self._form or self._make_form()
             self._shown, self._newest = time.monotonic(), None
-            with self._unless_nobody_reads():
+            with self._while_output_is_read():
                 self._form.show(metrics)
 
     def finish(self, metrics: Metrics, ended: str) -> None:
@@ -429,7 +429,7 @@ class Display:
         if not self._quiet:
             self._form = self._form or self._make_form()
             self._newest = None
-            with self._unless_nobody_reads():
+            with self._while_output_is_read():
                 self._form.show(metrics, ended)
 
     def _make_form(self) -> _Form:
@@ -442,7 +442,7 @@ class Display:
         return _Lines(self._title, self._total)
 
     @contextmanager
-    def _unless_nobody_reads(self) -> Iterator[None]:
+    def _while_output_is_read(self) -> Iterator[None]:
         """Continue silently after the reader of a pipe has exited: ``clusterenv … | head``."""
         try:
             yield
@@ -452,7 +452,7 @@ class Display:
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
-        with self._unless_nobody_reads():
+        with self._while_output_is_read():
             if self._form is not None:
                 self._form.say(text)
             elif not self._quiet:
@@ -464,7 +464,7 @@ class Display:
         if form is not None:
             if self._terminal is not None:
                 self._terminal.flush()
-            with self._unless_nobody_reads():
+            with self._while_output_is_read():
                 if newest is not None:
                     form.show(newest)
                 form.close()

@@ -46,7 +46,7 @@ def take_weights(learner: Algorithm[Any, Any], run: Path) -> None:
     if note["kind"] != learner.name:
         raise ConfigError(
             f"--init-from {run} is a run of {note['kind']}, and {learner.name} has other networks: "
-            f"clusterenv train {note['kind']} --init-from {run}"
+            f"clusterenv train {note['kind']} --env {note['args']['env']} --init-from {run}"
         )
     path = run / str(note["learner"])
     try:
@@ -59,20 +59,13 @@ def take_weights(learner: Algorithm[Any, Any], run: Path) -> None:
     try:
         learner.load_weights(saved)
     except (KeyError, ValueError, RuntimeError) as error:
-        right = _right(learner, saved, note["args"])
         raise ConfigError(
-            f"the weights of --init-from {run} do not fit: {_reason(error)}; {right}"
+            f"the weights of --init-from {run} do not fit: {_why(learner, saved, note['args'])}"
         ) from error
 
 
-def _reason(error: Exception) -> str:
-    """Return one difference, of the many that torch lists."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[1] if len(lines) > 1 else lines[0] if lines else "nothing").rstrip(".")
-
-
-def _right(learner: Algorithm[Any, Any], saved: Mapping[str, Any], begun: Mapping[str, Any]) -> str:
-    """Return the call that would fit: with options of the network, or in the environment."""
+def _why(learner: Algorithm[Any, Any], saved: Mapping[str, Any], begun: Mapping[str, Any]) -> str:
+    """Return what differs, and what would fit: options of the network, or the environment."""
     given = arguments(learner.args)
     differ = {name: value for name, value in begun.items() if given.get(name, value) != value}
     fits = {name: value for name, value in differ.items() if name not in (*FREE, *OF_NO_NETWORK)}
@@ -83,6 +76,8 @@ def _right(learner: Algorithm[Any, Any], saved: Mapping[str, Any], begun: Mappin
         flags = " ".join(flag(name, value) for name, value in fits.items())
         return f"its network has other options: {flags}"
     env = learner.args.env
+    if begun["env"] == env:
+        return f"this version of {learner.name} has another network; begin without --init-from"
     return (
         f"it was trained on {begun['env']}, whose spaces {env} does not have: --env {begun['env']}"
     )

@@ -20,6 +20,7 @@ import yaml
 
 from clusterenv.errors import ConfigError
 from pipelines.experiment.checks import Options, convert, flag
+from pipelines.experiment.usage import in_one_line, whole_numbers
 from pipelines.experiment.wording import plain
 
 __all__ = ["Origin", "command", "from_file", "options_to_name", "read", "words_of"]
@@ -111,6 +112,7 @@ def read(
         env = peek.parse_known_args(words)[0].env
         values |= {**presets.get(env, {}), "env": env}
     _check_names(fields, words, prog)
+    _check_order(kind, words)
     preset = {} if presets is None else dict(presets.get(values["env"], {}))
     hints = dict.fromkeys(preset, f"preset of {values.get('env')}")
     hints |= dict.fromkeys(given, str(known.options))
@@ -123,7 +125,10 @@ def read(
     Unchecked.__annotations__ = _hinted(kind, {**values, **given}, hints)
     default = Unchecked(**{**values, **given})
     text = "\n\n".join([plain(description or "", prog), *_about(presets, values), HINT]).strip()
-    read = tyro.cli(Unchecked, default=default, args=words, description=text, prog=prog)
+    words = whole_numbers(words, typing.get_type_hints(kind))
+    read = in_one_line(
+        lambda: tyro.cli(Unchecked, default=default, args=words, description=text, prog=prog), prog
+    )
     found = kind(**{name: getattr(read, name) for name in fields})
     if isinstance(found, Options):
         origin = Origin(frozenset(_named(fields, words)) | given.keys(), presets or {})
@@ -141,11 +146,11 @@ def _about(presets: Presets | None, values: Mapping[str, Any]) -> list[str]:
 
 
 def _hinted(kind: Any, values: Mapping[str, Any], origins: Mapping[str, str]) -> dict[str, Any]:
-    """Return annotations that say where a default is from, and nothing where it is none."""
+    """Return annotations that say where a default is from, and nothing where it is ``None``."""
 
     def behaviour(name: str) -> Any:
         origin = origins.get(name, "default")
-        return lambda shown: "" if shown in ("None", "") else f"({origin}: {shown})"
+        return lambda shown: "" if shown.strip(" ()") in ("None", "") else f"({origin}: {shown})"
 
     hints = typing.get_type_hints(kind, include_extras=True)
     return {
@@ -185,6 +190,24 @@ def _check_names(fields: Mapping[str, Any], words: Iterable[str], prog: str | No
         options = " or ".join(f"--{close.replace('_', '-')}" for close in near)
         hint = f"did you mean {options}?" if near else f"{prog or 'the command'} --help lists them"
         raise ConfigError(f"{word.partition('=')[0]} is no option; {hint}")
+
+
+def _check_order(kind: type[Any], words: Sequence[str]) -> None:
+    """Raise if a command that takes options only begins with something else.
+
+    Raises
+    ------
+    ConfigError
+        With an option that it may be meant for.
+    """
+    hints = typing.get_type_hints(kind, include_extras=True)
+    if words and not words[0].startswith("-") and not any(map(_is_positional, hints.values())):
+        hint = f"did you mean --env {shlex.quote(words[0])}?" if "env" in hints else "leave it out"
+        raise ConfigError(f"{words[0]!r} follows no option; {hint}")
+
+
+def _is_positional(hint: Any) -> bool:
+    return tyro.conf.Positional in getattr(hint, "__metadata__", ())
 
 
 def options_to_name(begun: Mapping[str, Any], args: Any, differ: Iterable[str]) -> list[str]:

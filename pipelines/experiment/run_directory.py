@@ -20,10 +20,17 @@ from clusterenv.store import ReplayStore
 from pipelines.experiment import files
 from pipelines.experiment.checks import flag
 from pipelines.experiment.config_file import write_config
-from pipelines.experiment.directories import JOURNAL, RUN, check_kind, content, note_of, taken
+from pipelines.experiment.directories import JOURNAL, RUN, check_kind, content, note_of, unused
 from pipelines.experiment.options import options_to_name
 
-__all__ = ["RunDirectory", "arguments", "check_arguments", "find_directory", "has_checkpoint"]
+__all__ = [
+    "POLICY",
+    "RunDirectory",
+    "arguments",
+    "check_arguments",
+    "find_directory",
+    "has_checkpoint",
+]
 
 POLICY = "policy.pt"
 """File in a run directory: the policy of the last checkpoint."""
@@ -67,13 +74,13 @@ class RunDirectory:
         if args.fresh and content(self.path) is not None:
             raise ConfigError(
                 f"--fresh begins another run, and {self.path} holds one; write elsewhere: "
-                f"--out {taken(self.path)}-2"
+                f"--out {unused(self.path)}"
             )
         note = note_of(self.path) or {}
         if "learner" in note:
             other = (
                 f"or start another run from its weights: --init-from {self.path} "
-                f"--out {taken(self.path)}-2"
+                f"--out {unused(self.path)}"
             )
             check_arguments(self.path, note["args"], args, free, other)
         self._lock = _lock(self.path)
@@ -111,7 +118,7 @@ class RunDirectory:
         except Exception as error:  # of torch.load there are many kinds
             raise ConfigError(
                 f"{self.checkpoint} cannot be read: {' '.join(str(error).split())}; restore it, or "
-                f"begin another run: --out {taken(self.path)}-2"
+                f"begin another run: --out {unused(self.path)}"
             ) from error
 
     def commit(self, state: Mapping[str, Any], store: ReplayStore | None, **note: Any) -> None:
@@ -227,7 +234,7 @@ def check_arguments(
     if differ:
         raise ConfigError(
             f"the run in {out} was begun with {', '.join(differ)}; go on with the options that "
-            f"began it, {other or f'or write elsewhere: --out {taken(out)}-2'}"
+            f"began it, {other or f'or write elsewhere: --out {unused(out)}'}"
         )
 
 

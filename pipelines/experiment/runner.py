@@ -23,7 +23,7 @@ from pipelines import learners
 from pipelines.experiment import config_file, dashboard, options
 from pipelines.experiment.algorithm import Algorithm, Losses, check_algorithm
 from pipelines.experiment.args import FREE, RunArgs, collector_options
-from pipelines.experiment.directories import JOURNAL, check_kind, check_writable, taken
+from pipelines.experiment.directories import JOURNAL, check_kind, check_writable, unused
 from pipelines.experiment.display import Display, summary
 from pipelines.experiment.episodes import Episodes, mean
 from pipelines.experiment.evaluation import Evaluations
@@ -33,6 +33,7 @@ from pipelines.experiment.interrupt import Interrupt
 from pipelines.experiment.jobs import job_files
 from pipelines.experiment.metrics import Metrics, collected
 from pipelines.experiment.run_directory import (
+    POLICY,
     RunDirectory,
     arguments,
     find_directory,
@@ -160,7 +161,7 @@ class _Experiment:
             said, out = " ".join(str(error).split()), self.directory.path
             raise ConfigError(
                 f"{self.directory.checkpoint} does not fit the learner: {said}; begin another "
-                f"run: --out {taken(out)}-2"
+                f"run: --out {unused(out)}"
             ) from error
         self.episodes.load_state_dict(saved["episodes"])
         self.metrics = Metrics.read(saved["metrics"])
@@ -344,7 +345,7 @@ class _Experiment:
         args, metrics, out = self.args, self.metrics, self.directory.path
         curve = self.log.draw(f"{self.title}, --sync {args.sync}")
         kept = self.directory.checkpoint
-        checkpoint = f" {kept.name}," if kept else ""
+        checkpoint = f" {POLICY}, {kept.name}," if kept else ""
         files = [
             f"{out}: {self.log.progress.name}, metrics.jsonl,{checkpoint} TensorBoard events",
             *self.evaluations.said,

@@ -1,10 +1,14 @@
-"""Summarise a run or a store: rows, episodes, returns, versions, size, and damaged files."""
+"""Summarise a run or a store: rows, episodes, returns, versions, size, and damaged files.
+
+``clusterenv inspect runs/mine``
+"""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
+import shutil
 import stat
 import textwrap
 import time
@@ -12,6 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import tyro
 
 from clusterenv.errors import ClusterEnvError, ConfigError
 from pipelines.experiment import options
@@ -23,12 +29,14 @@ from pipelines.experiment.wording import count
 
 __all__ = ["Args", "describe"]
 
+INDENT = 15  # columns for the names
+
 
 @dataclass(frozen=True)
 class Args(Options):
     """What to look at."""
 
-    run: Path  # directory of a run, of a collection or of a saved store
+    run: tyro.conf.Positional[Path]  # directory of a run, of a collection or of a saved store
 
 
 def describe(run: Path) -> list[tuple[str, str]]:
@@ -46,7 +54,7 @@ def describe(run: Path) -> list[tuple[str, str]]:
             f"{run} holds no run and no store; a run has a progress.csv, a store a manifest.json: "
             "clusterenv inspect runs/dqn-CartPole-v1-seed1"
         )
-    lines = [*_begun(note_of(run) or {}), *_config(run)]
+    lines = [*_begun(note_of(run) or {})]
     lines += _progress(progress) if progress.is_file() else []
     if store is not None:
         lines += _store(store)
@@ -55,7 +63,7 @@ def describe(run: Path) -> list[tuple[str, str]]:
     newest = max((file.st_mtime for file in found), default=time.time())
     lines.append(("size", f"{size / 1e6:,.1f} MB in {count(len(found), 'file')}"))
     lines.append(("last written", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(newest))))
-    return lines
+    return [*lines, *_config(run)]
 
 
 def _files(run: Path) -> Iterator[os.stat_result]:
@@ -83,15 +91,30 @@ def _config(run: Path) -> Iterator[tuple[str, str]]:
     if not (run / CONFIG).is_file():
         return
     config = read_config(run, "leave it out: clusterenv plot shows the rest")
-    for label in ("command", "options", "versions", "commits"):
-        found = config.get(label) or ""
-        if isinstance(found, Mapping):
-            found = ", ".join(f"{name} {_shown(value)}" for name, value in found.items())
-        lines = textwrap.wrap(found, 96, break_long_words=False, break_on_hyphens=False)
+    given = {name: value for name, value in config["options"].items() if value is not None}
+    width = max(40, shutil.get_terminal_size((111, 24)).columns - INDENT)
+    facts = {
+        "command": config.get("command"),
+        "options": _listed(given),
+        "not set": ", ".join(name for name in config["options"] if name not in given),
+        "versions": _listed(config.get("versions")),
+        "commits": _listed(config.get("commits")),
+    }
+    for label, text in facts.items():
+        lines = textwrap.wrap(
+            str(text or ""), width, break_long_words=False, break_on_hyphens=False
+        )
         yield from zip([label, *[""] * len(lines)], lines, strict=False)
 
 
+def _listed(values: Any) -> str:
+    pairs = values.items() if isinstance(values, Mapping) else ()
+    return ", ".join(f"{name} {_shown(value)}" for name, value in pairs)
+
+
 def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
@@ -172,7 +195,6 @@ def _store(directory: Path) -> list[tuple[str, str]]:
 
 def main(words: Sequence[str]) -> None:
     """Read the command line and print the summary."""
-    words = ["--run", *words] if words and not words[0].startswith("-") else words
     args = options.read(Args, words, description=__doc__, prog="clusterenv inspect")
     for name, value in describe(args.run):
-        print(f"{name:>13}  {value}")
+        print(f"{name:>{INDENT - 2}}  {value}")

@@ -35,7 +35,7 @@ PANELS = {
 class Args(Options):
     """What to draw, and where."""
 
-    runs: tyro.conf.Positional[tuple[Path, ...]]  # directories of runs, or progress.csv files
+    runs: tyro.conf.Positional[tuple[Path, ...]] = ()  # directories of runs, or progress.csv files
     out: Path = Path("plot.png")  # the picture: .png, .svg or .pdf
     group: bool = False  # draw the seeds of each setting as their mean and range
 
@@ -104,7 +104,9 @@ def _line(
     curves = band([run.points(x, y) for run in runs])
     if not len(curves.x):
         return
-    axes.plot(curves.x, curves.mean, style, color=colour, label=label)
+    # Over the axis too: a lag of 0 throughout is a line.
+    (line,) = axes.plot(curves.x, curves.mean, style, color=colour, label=label, clip_on=False)
+    line.set_zorder(3)
     if len(runs) > 1:
         axes.fill_between(curves.x, curves.low, curves.high, color=colour, alpha=0.2, linewidth=0)
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import os
 import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +86,31 @@ def test_a_dashboard_address_is_used() -> None:
     client = clusterenv.connect("local", n_workers=1, dashboard_address=f"127.0.0.1:{port}")
     assert client.cluster.scheduler.http_server.port == port
     client.close()
+
+
+@pytest.mark.parametrize("words", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n" + 100 * b" "])
+def test_a_server_that_is_no_scheduler_ends_the_attempt(words: bytes) -> None:
+    connections = []
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):  # until the socket is closed
+            while True:
+                connections.append(server.accept()[0])
+                connections[-1].sendall(words)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        begun = time.monotonic()
+        with pytest.raises(ConfigError, match=rf"no scheduler answers at {address} .*dashboard"):
+            clusterenv.connect(address, timeout="1 s")
+        gc.collect()  # what was not wholly made does not wait for anything
+        assert time.monotonic() - begun < 15
+        server.shutdown(socket.SHUT_RDWR)
+    thread.join(10)
+    for connection in connections:
+        connection.close()
 
 
 def test_a_cluster_of_the_user_is_never_closed(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from distributed import Client
 import clusterenv
 from clusterenv import Divergence, Every, EveryVersion, Never, ReplayStore, RolloutStore
 from clusterenv.data.summary import Summary
+from clusterenv.store import Journal
 
 LINES = 2 * 100  # characters of two lines
 
@@ -45,16 +47,20 @@ def test_a_collector_its_batches_and_its_statistics_fit_on_a_line(client: Client
             "rows=256)"
         )
     assert repr(collector).endswith("version=0, rows=256, closed=True)")
+    assert repr(batch).startswith("Batch(shard=")
+    assert repr(batch).endswith("horizon=64, num_envs=2, columns=[" + ", ".join(batch.names) + "])")
+    assert repr(batch.torch()).startswith("Rollout(horizon=64, num_envs=2, columns=[obs, reward")
     assert repr(rollout).startswith("RolloutStore(rows=256, batches=2, max_lag=None")
     assert repr(replay).startswith("ReplayStore(rows=256, capacity=1,000, sampler=Uniform")
     assert repr(stats).startswith("Stats(rows=256, seconds=")
-    assert "mean_return=" in repr(stats)
-    for shown in (collector, rollout, replay, stats):
+    assert stats.mean_return == pytest.approx(sum(stats.returns) / len(stats.returns))
+    assert f"mean_return={stats.mean_return:.3g}" in repr(stats)
+    for shown in (collector, rollout, replay, stats, batch):
         assert len(repr(shown)) < LINES
         table = shown._repr_html_()
         assert table.count("<tr>") == table.count("</tr>") >= 4
-        assert "256" in table
-    assert "&lt;1&gt;" in collector._repr_html_()
+        assert ("64" if shown is batch else "256") in table
+    assert "<strong>Collector &#x27;lander-&lt;1&gt;&#x27;</strong>" in collector._repr_html_()
     replay.close()
     assert repr(replay) == "ReplayStore(capacity=1,000, closed=True)"
 
@@ -66,6 +72,26 @@ def test_a_vector_environment_is_shown_open_and_closed(client: Client) -> None:
     assert opened == "ClusterEnv('CartPole-v1', num_envs=4, shards=2, autoreset=NEXT_STEP)"
     assert repr(envs) == "ClusterEnv('CartPole-v1', num_envs=4, autoreset=NEXT_STEP, closed=True)"
     assert "closed" in envs._repr_html_()
+
+
+def test_an_evaluator_and_a_dataset_are_shown_by_what_they_hold(
+    client: Client, tmp_path: Path
+) -> None:
+    policy = clusterenv.policies.Categorical(torch.nn.Linear(4, 2))
+    options: dict[str, Any] = {"episodes": 5, "num_envs": 4, "seed": 7, "cluster": client}
+    with clusterenv.Evaluator("CartPole-v1", policy, **options) as evaluator:
+        assert repr(evaluator) == "Evaluator(episodes=5, num_envs=4, seed=7)"
+    assert repr(evaluator) == "Evaluator(episodes=5, num_envs=4, seed=7, closed=True)"
+    with clusterenv.Collector(
+        "CartPole-v1", policy, num_envs=4, horizon=16, shards=1, cluster=client
+    ) as collector:
+        journal = Journal(tmp_path / "rows")
+        journal.append(collector.rollout()[0])
+        journal.commit()
+        journal.close()
+    shown = repr(clusterenv.open_dataset(tmp_path / "rows"))
+    assert shown.startswith("Dataset(rows=64, columns=[obs, reward, terminated")
+    assert shown.endswith("next_obs])")
 
 
 def test_what_was_not_wholly_made_is_shown_by_its_class() -> None:

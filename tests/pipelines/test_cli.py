@@ -125,6 +125,48 @@ def test_an_option_that_is_none_gets_the_nearest_one(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train", "ppo", "--num-envs", "abc"], "--num-envs must be a whole number, got 'abc'"),
+        (["train", "ppo", "--total-steps", "1.5"], "--total-steps must be a whole number, got"),
+        (["train", "ppo", "--lr", "fast"], "--lr must be a number, got 'fast'"),
+        (["train", "ppo", "--lr"], "--lr needs a value"),
+        (["train", "ppo", "--hidden", "a", "b"], "--hidden takes other values, got 'a', 'b'"),
+        (["train", "ppo", "--sync", "no"], "--sync must be one of 'every-version', 'every', "),
+        (["train", "ppo", "-q"], "-q: no such option"),
+        (["train", "ppo", "--gamma", "0.9", "0.8"], "0.8 follows no option"),
+        (["train", "ppo", "CartPole-v1"], "'CartPole-v1' follows no option; did you mean --env"),
+        (["collect"], "--env STR and --out PATH missing"),
+        (["inspect"], "PATH missing"),
+    ],
+    ids=lambda words: " ".join(words) if isinstance(words, list) else "",
+)
+@pytest.mark.parametrize("colours", [False, True])
+def test_a_slip_on_the_command_line_is_one_line_without_a_frame(
+    words: list[str],
+    said: str,
+    colours: bool,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: colours)
+    monkeypatch.setenv("COLUMNS", "60" if colours else "100")
+    assert cli.main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"clusterenv {' '.join(words[: 1 + (words[0] == 'train')])}: {said}")
+    assert not set(line) & set("│─╭╰\x1b")
+
+
+def test_whole_numbers_may_be_written_as_powers_of_ten() -> None:
+    args = options.read(Args, ["--total-steps", "2e6", "--capacity=1E5", "--lr", "1e-3"])
+    assert (args.total_steps, args.capacity, args.lr) == (2_000_000, 100_000, 0.001)
+    assert options.read(Args, ["--hidden", "1e2", "64"]).hidden == (100, 64)
+    assert options.read(Args, ["--out", "1e2"]).out == Path("1e2")
+    with pytest.raises(ConfigError, match="--total-steps must be a whole number, got '25e-1'"):
+        options.read(Args, ["--total-steps", "25e-1"])
+
+
 def test_a_scheduler_that_does_not_answer_is_named_while_it_is_tried(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:  # which accepts, and says nothing
         address = f"tcp://127.0.0.1:{server.getsockname()[1]}"

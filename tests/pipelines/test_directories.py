@@ -72,7 +72,7 @@ def test_a_run_or_a_dataset_is_left_to_the_command_that_made_it(
     COMMANDS[maker](out, cluster, 256)
     (tmp_path / "run-2").mkdir()
     before = files(tmp_path)
-    refusal = re.escape(f"write elsewhere: --out {tmp_path / 'run-2-2'}")  # a free one
+    refusal = re.escape(f"write elsewhere: --out {tmp_path / 'run-3'}")  # a free one
     for other in COMMANDS.keys() - {maker}:
         with pytest.raises(ConfigError, match=rf"and {other} would write into it; {refusal}$"):
             COMMANDS[other](out, cluster, 512)

@@ -119,7 +119,12 @@ def test_a_run_of_its_own_goes_on_by_itself(
 @pytest.mark.parametrize(
     ("kind", "env", "changes", "message"),
     [
-        (DQN, "CartPole-v1", {}, r"a run of ppo, and dqn .*train ppo --init-from .*ppo$"),
+        (
+            DQN,
+            "CartPole-v1",
+            {},
+            r"a run of ppo, and dqn .*train ppo --env CartPole-v1 --init-from .*ppo$",
+        ),
         (
             PPO,
             "CartPole-v1",

@@ -6,7 +6,7 @@ import contextlib
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -18,6 +18,7 @@ from clusterenv.cluster.connect import ClusterLike, connect, starts_cluster
 from clusterenv.data.buffer_pool import BufferPool
 from clusterenv.data.checks import check_flag, check_whole
 from clusterenv.data.pickling import dumps_by_value
+from clusterenv.data.summary import Summary
 from clusterenv.errors import ClosedError, WaitTimeout
 from clusterenv.head.evaluate.remote import RemoteEvaluation
 from clusterenv.head.evaluate.result import Evaluation
@@ -34,7 +35,7 @@ __all__ = ["Evaluator"]
 _MOST_EPISODES = 2**20
 
 
-class Evaluator(Lifecycle):
+class Evaluator(Summary, Lifecycle):
     """Plays episodes with the newest version of a policy, on a worker, beside training.
 
     One thread of one worker evaluates, so it takes one core at most: a worker without shards if
@@ -113,6 +114,7 @@ class Evaluator(Lifecycle):
         config.check()
         check_numbers(policy, 0)
         quotas = split_episodes(episodes, min(num_envs, episodes))
+        self._shape = {"episodes": episodes, "num_envs": len(quotas), "seed": self.seed}
         recipe = make_recipe(env, len(quotas), engine, None, wrappers, env_kwargs)
         spec = EvaluationSpec(policy, quotas, seed, deterministic, config.get("worker.tune"))
         pickled = pickled_recipe(recipe), dumps_by_value(spec, "the policy")
@@ -138,6 +140,9 @@ class Evaluator(Lifecycle):
         )
         self._thread.start()
         self._opened()
+
+    def _summary(self) -> Mapping[str, Any]:
+        return {**self._shape, **({"closed": True} if self.closed else {})}
 
     @property
     def client(self) -> Client:

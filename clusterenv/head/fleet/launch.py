@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -160,8 +161,9 @@ def _spec(name: str) -> EnvSpec:
                 f"{name!r} is registered by ale_py; name that module too{first}: "
                 f"env='ale_py:{name}'"
             ) from error
+        said = re.sub(r"`([^`]*)`", r"\1", str(error))
         raise UnknownEnv(
-            f"{error} If another package registers it, name its module too: 'package:{name}'; if "
+            f"{said} If another package registers it, name its module too: 'package:{name}'; if "
             "it is of EnvPool: engine='envpool'"
         ) from error
     except (ModuleNotFoundError, TypeError, ValueError) as error:  # or no name of a module

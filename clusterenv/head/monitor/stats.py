@@ -93,14 +93,18 @@ class Stats(Summary):
     inference_seconds: float
     """Spent on these."""
 
+    @property
+    def mean_return(self) -> float | None:
+        """Mean of ``returns``; ``None`` before an episode has finished."""
+        return statistics.fmean(self.returns) if self.returns else None
+
     def _summary(self) -> Mapping[str, Any]:
-        mean = statistics.fmean(self.returns) if self.returns else None
         faults = {name: getattr(self, name) for name in ("restarts", "rebuilt", "lost_rows")}
         return {
             "rows": self.rows,
             "seconds": decimals(self.seconds),
             "episodes": self.episodes,
-            "mean_return": decimals(mean),
+            "mean_return": decimals(self.mean_return),
             "version": self.version,
             "pulls": self.pulls,
             "lag_mean": decimals(self.lag_mean),

@@ -240,6 +240,10 @@ class _MappedDataset(pyarrow.dataset.InMemoryDataset):  # type: ignore[misc]
         super().__init__(batches, batches[0].schema if batches else pa.schema([]))
         self._batches = batches
 
+    def __repr__(self) -> str:
+        rows = sum(batch.num_rows for batch in self._batches)
+        return f"Dataset(rows={rows:,}, columns=[{', '.join(self.schema.names)}])"
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _MappedDataset, (self._batches,)
 
