@@ -37,7 +37,7 @@ FREE = (
     *("total_steps", "stop_at", "shards", "cluster", "threads", "log_every", "checkpoint_every"),
     *("inference", "device"),
     *("restarts", "restart_wait", "env_faults", "out", "fresh", "wandb", "dashboard", "quiet"),
-    *("evaluate_every", "evaluate_episodes", "lag_limit"),
+    *("evaluate_every", "evaluate_episodes", "evaluate_splits", "lag_limit"),
 )
 """Options that may change when a run is resumed."""
 
@@ -72,6 +72,7 @@ class RunArgs(Options):
     publish_every: Count = 1  # updates between published versions
     evaluate_every: Count | None = None  # steps between evaluations beside training; default: none
     evaluate_episodes: Count = 20  # of each evaluation, without exploration
+    evaluate_splits: tuple[str, ...] = ()  # values of split to evaluate apart; default: none
     stop_at: Finite | None = None  # stop at this mean return: evaluated, or of the last episodes
     log_every: Count = 2_000  # steps between rows of progress.csv
     checkpoint_every: Count = 10_000  # steps between checkpoints

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from clusterenv.errors import ConfigError
 from clusterenv.policies import Context, Decision, Policy
 from clusterenv.returns import next_values
 from clusterenv.store import Rollout
 from pipelines.networks.action_head import ActionHead
-from pipelines.networks.images import residual_cnn
+from pipelines.networks.images import residual_cnn, tile_cnn
 from pipelines.networks.observations import Observations, Seen
 from pipelines.networks.running import RunningStats
 
@@ -31,11 +32,13 @@ __all__ = [
 ]
 
 IMAGE_FEATURES = 256
-"""Numbers that the convolutions make of an image."""
+"""Numbers that the residual network makes of an image."""
+TILE_FEATURES = 128
+"""Numbers that the network for images of grids makes of one."""
 
 
 class Unrolled(NamedTuple):
-    """What an agent says of a rollout; all are ``[time, env]``, but the first."""
+    """What an agent says of a rollout; all are ``[time, env]``, but the first and the last."""
 
     out: Tensor
     """The actor's outputs, ``[time, env, outputs]``."""
@@ -45,6 +48,8 @@ class Unrolled(NamedTuple):
     value: Tensor
     next_value: Tensor
     """Of the true next observations, without a gradient."""
+    cell: Tensor | None = None
+    """Of an LSTM, after each row, ``[time, env, units]``."""
 
 
 class ActorCritic(Policy):
@@ -63,6 +68,9 @@ class ActorCritic(Policy):
         Sizes of the hidden layers; not for an image alone, whose network has its own.
     normalize_obs
         Whether flat observations are normalised by ``stats``, which the learner updates.
+    tile
+        Pixels of a cell, of images of grids: see :func:`pipelines.networks.images.tile_cnn`. 0
+        for the residual network.
 
     Raises
     ------
@@ -76,11 +84,12 @@ class ActorCritic(Policy):
         action_space: gym.Space[Any],
         hidden: tuple[int, ...] = (64, 64),
         normalize_obs: bool = True,
+        tile: int = 0,
     ) -> None:
         super().__init__()
         self.head = ActionHead(action_space)
         self.observations = Observations(observation_space)
-        self.eyes, self.stats, inputs = body_of(observation_space, normalize_obs)
+        self.eyes, self.stats, inputs = body_of(observation_space, normalize_obs, tile)
         layers = hidden if self.observations.numbers else ()
         self.actor = network((inputs, *layers, self.head.outputs), last_gain=0.01)
         self.critic = network((inputs, *layers, 1), last_gain=1.0)
@@ -153,20 +162,27 @@ class ActorCritic(Policy):
 
 
 def body_of(
-    space: gym.Space[Any], normalize_obs: bool
+    space: gym.Space[Any], normalize_obs: bool, tile: int = 0
 ) -> tuple[nn.Module | None, RunningStats | None, int]:
     """Return convolutions for images, statistics for flat observations, and their outputs.
 
     Raises
     ------
     ConfigError
-        If observations are neither.
+        If observations are neither, or no images of such cells.
     """
     observations = Observations(space)
     image, inputs = observations.image, observations.numbers
-    eyes = None if image is None else residual_cnn(image, IMAGE_FEATURES)
     stats = RunningStats(observations.shape) if normalize_obs and inputs else None
-    return eyes, stats, inputs + (IMAGE_FEATURES if eyes is not None else 0)
+    if image is None:
+        if tile:
+            raise ConfigError(
+                f"--tile {tile} is for images, and observations are {space}: --tile 0"
+            )
+        return None, stats, inputs
+    if tile:
+        return tile_cnn(image, tile, TILE_FEATURES), stats, inputs + TILE_FEATURES
+    return residual_cnn(image, IMAGE_FEATURES), stats, inputs + IMAGE_FEATURES
 
 
 def features_of(eyes: nn.Module | None, image: Tensor | None, numbers: Tensor | None) -> Tensor:
