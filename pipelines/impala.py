@@ -60,6 +60,7 @@ class Args(VTraceArgs):
     rho_bar: Bound = 1.0  # upper bound of the importance weights in the targets
     rho_pg: Bound = 1.0  # and in the policy gradient
     recurrent: Natural = 0  # units of an LSTM; 0 for none
+    tile: Natural = 0  # pixels of a cell, of images of grids; 0: a residual network sees images
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,6 +82,12 @@ FOOTBALL: dict[str, Any] = {
     "minibatches": 4, "lr": 1e-3, "gamma": 0.993, "lam": 0.95, "reward_scale": 5.0,
     "log_every": 5_000, "checkpoint_every": 50_000, "evaluate_env_args": ("reward=score",),
 }
+ZIPF: dict[str, Any] = {
+    "num_envs": 64, "horizon": 32, "recurrent": 64, "tile": 9, "engine": "native",
+    "lr": 2e-3, "gamma": 0.98, "reward_scale": 10.0, "value_coef": 0.05,
+    "log_every": 20_000, "checkpoint_every": 200_000, "evaluate_episodes": 50,
+    "evaluate_splits": ("zipf", "uniform", "rare"),
+}
 PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {"lr": 2e-3, "reward_scale": 0.1},
     "clusterenv/CartPoleNoVelocity-v1": {
@@ -92,6 +99,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "entropy": 0.001, "reward_scale": 0.1,
     },
     **dict.fromkeys(football.EASIEST, FOOTBALL),
+    "clusterenv/ZipfGridworld-v0": {**ZIPF, "total_steps": 20_000_000},
+    "clusterenv/ZipfGridworldSmall-v0": {**ZIPF, "total_steps": 2_000_000},
 }
 # fmt: on
 
@@ -149,19 +158,22 @@ class IMPALA(VTraceLearner):
 
     name, title, presets = "impala", "IMPALA", PRESETS
     args_type: ClassVar[type[VTraceArgs]] = Args
+    args: Args
 
     def __init__(
         self, args: Args, observation_space: gym.Space[Any], action_space: gym.Space[Any]
     ) -> None:
         super().__init__(args, observation_space, action_space)
         self.bounds = {"rho_bar": args.rho_bar, "rho_pg": args.rho_pg}
-        spaces, options = (observation_space, action_space), (args.normalize_obs, args.cnn)
-        agent: ActorCritic | RecurrentActorCritic
+        self.adopt(self.make_agent())
+
+    def make_agent(self) -> ActorCritic | RecurrentActorCritic:
+        """Return the network that learns and acts."""
+        args, spaces = self.args, (self.observation_space, self.action_space)
+        seeing: Any = args.normalize_obs, args.tile, args.cnn
         if args.recurrent:
-            agent = RecurrentActorCritic(*spaces, args.hidden, args.recurrent, *options)
-        else:
-            agent = ActorCritic(*spaces, args.hidden, *options)
-        self.adopt(agent)
+            return RecurrentActorCritic(*spaces, args.hidden, args.recurrent, *seeing)
+        return ActorCritic(*spaces, args.hidden, *seeing)
 
     def improve(self, rows: Rollout) -> list[Losses]:
         # An LSTM needs the time rows of an environment together. A fragment has the fewer
@@ -171,21 +183,23 @@ class IMPALA(VTraceLearner):
 
     def update(self, rows: Rollout) -> Losses:
         """Make one step of the optimizer."""
+        loss, said = self.loss(rows, self.agent.unroll(rows))
+        return {**said, "grad_norm": self.optimizer.descend(loss, self.args.grad_norm)}
+
+    def loss(self, rows: Rollout, unrolled: Unrolled) -> tuple[Tensor, Losses]:
+        """Return the loss of rows, and what to log of it."""
         args = self.args
-        unrolled = self.agent.unroll(rows)
         targets = self.targets(rows, unrolled, unrolled.log_prob, **self.bounds)
         policy_loss = -(targets.advantages * unrolled.log_prob).mean()
         value_loss = 0.5 * (targets.targets - unrolled.value).square().mean()
         entropy = unrolled.entropy.mean()
         loss = policy_loss + args.value_coef * value_loss - args.entropy * entropy
-        norm = self.optimizer.descend(loss, args.grad_norm)
         weight = (unrolled.log_prob - rows["log_prob"]).detach().exp().mean()
-        return {
+        return loss, {
             "policy_loss": policy_loss,
             "value_loss": value_loss,
             "entropy": entropy,
             "importance": weight,
-            "grad_norm": norm,
         }
 
 

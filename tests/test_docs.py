@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pipelines import apex, dqn, impact, impala, ppo, r2d2, sac, vmpo
+from pipelines import apex, dqn, episodic_memory, impact, impala, ppo, r2d2, sac, vmpo
 from pipelines.experiment import RunArgs
 from pipelines.tools import collect, evaluate, export
 
@@ -89,6 +89,7 @@ def test_messages_in_troubleshooting_are_those_of_the_source() -> None:
         ("train apex", apex.Args, dqn.Args),
         ("train r2d2", r2d2.Args, RunArgs),
         ("train impala", impala.Args, RunArgs),
+        ("train episodic_memory", episodic_memory.Args, impala.Args),
         ("train impact", impact.Args, impala.Args),
         ("train vmpo", vmpo.Args, RunArgs),
         ("train sac", sac.Args, RunArgs),

@@ -15,6 +15,7 @@ from benchmarks.studies import (
     criteria,
     curves,
     overlap,
+    rare_tasks,
     records,
 )
 from pipelines import learners
@@ -110,3 +111,16 @@ def test_the_study_of_criteria_says_what_the_page_says(
         assert row in PAGE
     for plot in re.findall(rf"\({out.name}/(\S+\.png)\)", PAGE):
         assert (out / plot).stat().st_size > 10_000
+
+
+def test_the_study_of_rare_tasks_says_what_the_page_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "rare-tasks"
+    shutil.copytree(EXPERIMENTS / out.name, out, ignore=shutil.ignore_patterns("*.png", "runs"))
+    outcomes = rare_tasks.study(rare_tasks.Args(out=out, plot_only=True))
+    said = rows(capsys.readouterr().out)
+    assert len(said) > len(outcomes)
+    for row in said:
+        assert row in PAGE
+    assert (out / "accuracy.png").stat().st_size > 10_000

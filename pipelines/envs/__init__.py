@@ -22,6 +22,13 @@ for _spec in (
         vector_entry_point="pipelines.envs.zipf_gridworld:ZipfGridworldVector",
         max_episode_steps=100,
     ),
+    EnvSpec(
+        id="clusterenv/ZipfGridworldSmall-v0",
+        entry_point="pipelines.envs.zipf_gridworld:ZipfGridworld",
+        vector_entry_point="pipelines.envs.zipf_gridworld:ZipfGridworldVector",
+        max_episode_steps=100,
+        kwargs={"maps": 3, "objects": 5},
+    ),
     *(
         EnvSpec(
             id=env_id(task),

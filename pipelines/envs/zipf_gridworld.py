@@ -24,7 +24,13 @@ from pipelines.envs.zipf_world import (
     make_world,
 )
 
-__all__ = ["Split", "ZipfGridworld", "ZipfGridworldVector", "task_probabilities"]
+__all__ = [
+    "Split",
+    "ZipfGridworld",
+    "ZipfGridworldVector",
+    "observation",
+    "task_probabilities",
+]
 
 Split = Literal["zipf", "uniform", "rare"]
 
@@ -128,11 +134,7 @@ class ZipfGridworld(gym.Env[Pixels, np.int64]):
         return _picture(self.world, self._map, self._target, self._cell)
 
     def _observe(self) -> Pixels:
-        row, column = divmod(self._cell, SIDE)
-        obs = _crop(self.world, self._map, row, column).copy()
-        obs[MIDDLE, MIDDLE] = AGENT
-        obs[:CELL, :CELL] = self.world.tiles[self._map, self._target]
-        return obs
+        return observation(self.world, self._map, self._target, self._cell)
 
     def _info(self) -> dict[str, Any]:
         return {"map": self._map, "target": self._target}
@@ -262,6 +264,14 @@ class ZipfGridworldVector(VectorEnv[Pixels, Ints, npt.NDArray[Any]]):
         every = np.ones(self.num_envs, np.bool_)
         found = {"map": self._map.copy(), "target": self._target.copy()}
         return {**found, **{f"_{name}": every.copy() for name in found}}
+
+
+def observation(world: World, number: int, target: int, cell: int) -> Pixels:
+    """Return what an agent sees in a cell of a map while it seeks a target."""
+    obs = _crop(world, number, *divmod(cell, SIDE)).copy()
+    obs[MIDDLE, MIDDLE] = AGENT
+    obs[:CELL, :CELL] = world.tiles[number, target]
+    return obs
 
 
 def task_probabilities(count: int, exponent: float, split: Split) -> npt.NDArray[np.float64]:

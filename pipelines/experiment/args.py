@@ -41,7 +41,7 @@ FREE = (
     *("total_steps", "stop_at", "shards", "cluster", "threads", "log_every", "checkpoint_every"),
     *("inference", "device"),
     *("restarts", "restart_wait", "env_faults", "out", "fresh", "wandb", "dashboard", "quiet"),
-    *("evaluate_every", "evaluate_episodes", "evaluate_env_args", "lag_limit"),
+    *("evaluate_every", "evaluate_episodes", "evaluate_env_args", "evaluate_splits", "lag_limit"),
 )
 """Options that may change when a run is resumed."""
 
@@ -78,6 +78,7 @@ class RunArgs(Options):
     evaluate_every: Count | None = None  # steps between evaluations beside training; default: none
     evaluate_episodes: Count = 20  # of each evaluation, without exploration
     evaluate_env_args: tuple[str, ...] = ()  # arguments of the evaluated environment: reward=score
+    evaluate_splits: tuple[str, ...] = ()  # values of split to evaluate apart; default: none
     stop_at: Finite | None = None  # stop at this mean return: evaluated, or of the last episodes
     log_every: Count = 2_000  # steps between rows of progress.csv
     checkpoint_every: Count = 10_000  # steps between checkpoints

@@ -21,6 +21,7 @@ from pipelines.experiment.display import Display
 from pipelines.experiment.interrupt import Interrupt
 from pipelines.experiment.metrics import Metrics
 from pipelines.experiment.run_directory import arguments
+from pipelines.experiment.splits import check_splits, environments, judge
 
 __all__ = ["BEST", "NUM_ENVS", "Evaluations", "read_best"]
 
@@ -61,6 +62,9 @@ class Evaluations:
         self._args, self._kind = args, kind
         self._path = out / BEST
         self._every = args.evaluate_every
+        self._splits = args.evaluate_splits if self._every is not None else ()
+        check_splits(args.env, self._splits, args.engine)
+        self._num_envs = min(NUM_ENVS, args.evaluate_episodes)  # of each split
         self._due = 0
         self._published: dict[int, _Published] = {}
         self._longest = 0.0
@@ -80,6 +84,10 @@ class Evaluations:
             before = past or Metrics()
             values = ((name, getattr(before, name)) for name in NAMES)
             self.metrics = {name: math.nan if value is None else value for name, value in values}
+        if self._splits:
+            names = (f"eval_{split}" for split in self._splits)
+            found = {name: before.eval_splits.get(name, math.nan) for name in names}
+            self.metrics["eval_splits"] = found
 
     @property
     def on(self) -> bool:
@@ -98,15 +106,15 @@ class Evaluations:
         cluster = collector.client.cluster
         if cluster is not None:  # started for this run: a worker for the evaluation alone
             cluster.scale(len(cluster.plan) + 1)
-        args = self._args
+        args, splits, num_envs = self._args, self._splits, self._num_envs
         with clusterenv.Evaluator(
-            args.env,
+            environments(args.env, splits, num_envs) if splits else args.env,
             policy,
-            episodes=args.evaluate_episodes,
-            num_envs=NUM_ENVS,
+            episodes=args.evaluate_episodes * max(1, len(splits)),
+            num_envs=num_envs * max(1, len(splits)),
             cluster=collector.client,
             seed=args.seed + SEED,
-            engine=args.engine,
+            engine="gymnasium" if splits else args.engine,
             **env_arguments(args.evaluate_env_args, "--evaluate-env-args"),
         ) as self._evaluator:
             yield self
@@ -174,9 +182,16 @@ class Evaluations:
             self._judge(evaluation, published)
 
     def _judge(self, evaluation: clusterenv.Evaluation, published: _Published) -> None:
+        found = {}
+        if self._splits:
+            found = judge(evaluation, self._splits, self._num_envs)
+            evaluation = found[self._splits[0]]
         mean, (low, high) = evaluation.mean, evaluation.interval
         length, steps = float(evaluation.lengths.mean()), published.steps
         self.metrics = dict(zip(NAMES, (mean, low, high, length, steps), strict=True))
+        if found:
+            means = {f"eval_{split}": part.mean for split, part in found.items()}
+            self.metrics["eval_splits"] = means
         goal = self._args.stop_at
         if goal is not None and mean >= goal and self.reached_at is None:
             self.reached_at = steps

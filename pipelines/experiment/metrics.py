@@ -56,6 +56,7 @@ class Metrics:
     eval_return_high: float | None = None  # upper bound
     eval_length: float | None = None  # mean steps of its episodes
     eval_steps: float | None = None  # steps at which the evaluated version was published
+    eval_splits: Mapping[str, float] = field(default_factory=dict)  # mean of each: eval_<split>
     # The policy on its way to the workers
     version: int = 0  # the newest
     pulls: int = 0  # of weights, by all shards together
@@ -83,21 +84,25 @@ class Metrics:
     def tags(self) -> dict[str, float]:
         """Return what there is, apart from ``steps``, by group and name: ``rollout/episodes``."""
         given = {name: value for name, value in self.given().items() if name != "steps"}
-        return {f"{_GROUP_OF.get(name, LOSSES)}/{name}": value for name, value in given.items()}
+        group_of = {**_GROUP_OF, **dict.fromkeys(self.eval_splits, "eval")}
+        return {f"{group_of.get(name, LOSSES)}/{name}": value for name, value in given.items()}
 
     def given(self) -> dict[str, float]:
         """Return what there is, by name."""
         values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        del values["learner"]
+        del values["learner"], values["eval_splits"]
         given = {name: value for name, value in values.items() if value is not None}
-        return {**given, **self.learner}
+        return {**given, **self.eval_splits, **self.learner}
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> Metrics:
         """Return the metrics that :meth:`given` returned."""
         names = {each.name for each in dataclasses.fields(cls)}
         known = {name: value for name, value in record.items() if name in names}
-        return cls(**known, learner={name: record[name] for name in record if name not in names})
+        others = {name: value for name, value in record.items() if name not in names}
+        splits = {name: value for name, value in others.items() if name.startswith("eval_")}
+        learner = {name: value for name, value in others.items() if name not in splits}
+        return cls(**known, eval_splits=splits, learner=learner)
 
 
 def collected(past: Metrics, stats: Stats) -> dict[str, Any]:

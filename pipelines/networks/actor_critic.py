@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from clusterenv.errors import ConfigError
 from clusterenv.policies import Context, Decision, Policy
 from clusterenv.returns import next_values
 from clusterenv.store import Rollout
 from pipelines.networks.action_head import ActionHead
-from pipelines.networks.images import Network, image_network
+from pipelines.networks.images import Network, image_network, tile_cnn
 from pipelines.networks.observations import Observations, Seen
 from pipelines.networks.running import RunningStats
 
@@ -32,10 +33,12 @@ __all__ = [
 
 CNN: Network = "residual"
 """Convolutions over images, unless others are asked for."""
+TILE_FEATURES = 128
+"""Numbers that the network for images of grids makes of one."""
 
 
 class Unrolled(NamedTuple):
-    """What an agent says of a rollout; all are ``[time, env]``, but the first."""
+    """What an agent says of a rollout; all are ``[time, env]``, but the first and the last."""
 
     out: Tensor
     """The actor's outputs, ``[time, env, outputs]``."""
@@ -45,6 +48,8 @@ class Unrolled(NamedTuple):
     value: Tensor
     next_value: Tensor
     """Of the true next observations, without a gradient."""
+    cell: Tensor | None = None
+    """Of an LSTM, after each row, ``[time, env, units]``."""
 
 
 class ActorCritic(Policy):
@@ -63,8 +68,11 @@ class ActorCritic(Policy):
         Sizes of the hidden layers; not for an image alone, whose network has its own.
     normalize_obs
         Whether flat observations are normalised by ``stats``, which the learner updates.
+    tile
+        Pixels of a cell, of images of grids: see :func:`pipelines.networks.images.tile_cnn`. 0
+        for other networks.
     cnn
-        Convolutions over images, see :func:`pipelines.networks.images.image_network`.
+        Convolutions over other images, see :func:`pipelines.networks.images.image_network`.
 
     Raises
     ------
@@ -78,12 +86,13 @@ class ActorCritic(Policy):
         action_space: gym.Space[Any],
         hidden: tuple[int, ...] = (64, 64),
         normalize_obs: bool = True,
+        tile: int = 0,
         cnn: Network | None = None,
     ) -> None:
         super().__init__()
         self.head = ActionHead(action_space)
         self.observations = Observations(observation_space)
-        self.eyes, self.stats, inputs = body_of(observation_space, normalize_obs, cnn)
+        self.eyes, self.stats, inputs = body_of(observation_space, normalize_obs, tile, cnn)
         layers = hidden if self.observations.numbers else ()
         self.actor = network((inputs, *layers, self.head.outputs), last_gain=0.01)
         self.critic = network((inputs, *layers, 1), last_gain=1.0)
@@ -156,19 +165,27 @@ class ActorCritic(Policy):
 
 
 def body_of(
-    space: gym.Space[Any], normalize_obs: bool, cnn: Network | None = None
+    space: gym.Space[Any], normalize_obs: bool, tile: int = 0, cnn: Network | None = None
 ) -> tuple[nn.Module | None, RunningStats | None, int]:
     """Return convolutions for images, statistics for flat observations, and their outputs.
 
     Raises
     ------
     ConfigError
-        If observations are neither.
+        If observations are neither, or no images of such cells.
     """
     observations = Observations(space)
     image, inputs = observations.image, observations.numbers
-    eyes, features = (None, 0) if image is None else image_network(cnn or CNN, image)
     stats = RunningStats(observations.shape) if normalize_obs and inputs else None
+    if image is None:
+        if tile:
+            raise ConfigError(
+                f"--tile {tile} is for images, and observations are {space}: --tile 0"
+            )
+        return None, stats, inputs
+    if tile:
+        return tile_cnn(image, tile, TILE_FEATURES), stats, inputs + TILE_FEATURES
+    eyes, features = image_network(cnn or CNN, image)
     return eyes, stats, inputs + features
 
 

@@ -11,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.grad import conv2d_weight
 
 from clusterenv.errors import ConfigError
 
@@ -24,6 +25,7 @@ __all__ = [
     "pooled_cnn",
     "residual_cnn",
     "stack_of",
+    "tile_cnn",
 ]
 
 Network = Literal["residual", "nature", "pooled"]
@@ -32,6 +34,8 @@ Network = Literal["residual", "nature", "pooled"]
 
 SMALLEST = 16
 """Pixels of the shorter side of an image that a residual network takes."""
+IMAGES_AT_ONCE = 64
+"""That are floats at one time."""
 COLOURS = (1, 3)
 """Channels that may also lie on the last axis."""
 
@@ -187,6 +191,75 @@ def _planes_for(shape: tuple[int, ...]) -> int:
 def _outputs(network: nn.Module, shape: tuple[int, ...]) -> int:
     """Return how many numbers a network makes of an image."""
     return int(network(torch.zeros(1, *shape)).shape[1])
+
+
+class _CellConv(torch.autograd.Function):
+    """Convolves images of uint8 by whole cells, without keeping them as floats.
+
+    The floats of a fragment would be written and read in memory several times, and that takes
+    five times as long as the convolution. Those of some images at a time stay in the cache; the
+    backward pass makes them again.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, planes: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(planes, weight)
+        stride = weight.shape[-1]
+        parts = torch.split(planes, IMAGES_AT_ONCE)
+        return torch.cat([nn.functional.conv2d(p.float(), weight, bias, stride) for p in parts])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, Tensor]:
+        (given,), (planes, weight) = gradients, ctx.saved_tensors
+        stride, size = weight.shape[-1], weight.shape
+        total = torch.zeros_like(weight)
+        parts = (torch.split(each, IMAGES_AT_ONCE) for each in (planes, given))
+        for part, slope in zip(*parts, strict=True):
+            total += conv2d_weight(part.float(), size, slope, stride)  # type: ignore[no-untyped-call]
+        return None, total, given.sum((0, 2, 3))
+
+
+class _Cells(nn.Module):
+    """One convolution of images, scaled to 0 … 1, whose kernel is a cell."""
+
+    def __init__(self, shape: tuple[int, ...], tile: int, channels: int) -> None:
+        super().__init__()
+        self.last = _channels_last(shape)
+        self.conv = nn.Conv2d(planes_of(shape)[0], channels, tile, stride=tile)
+
+    def forward(self, image: Tensor) -> Tensor:
+        planes = image.movedim(-1, 1) if self.last else image.flatten(1, -3)
+        bias = self.conv.bias
+        assert bias is not None
+        weight = self.conv.weight / 255  # the same as scaling the image, and less work
+        if not torch.is_grad_enabled():  # acting: few images, and torch.export follows this
+            return nn.functional.conv2d(planes.float(), weight, bias, weight.shape[-1])
+        out: Tensor = _CellConv.apply(planes, weight, bias)  # type: ignore[no-untyped-call]
+        return out
+
+
+def tile_cnn(
+    shape: tuple[int, ...], tile: int, features: int = 128, channels: int = 16
+) -> nn.Sequential:
+    """Return a small network for images of grids, whose one convolution sees each cell whole.
+
+    Examples
+    --------
+    >>> tile_cnn((63, 63, 3), tile=9)(torch.zeros(2, 63, 63, 3, dtype=torch.uint8)).shape
+    torch.Size([2, 128])
+    """
+    _, height, width = planes_of(shape)
+    if height % tile or width % tile:
+        common = math.gcd(height, width)
+        raise ConfigError(
+            f"--tile {tile} does not divide images of {height} × {width} pixels into cells: "
+            + (f"--tile {common}" if common > 1 else "--tile 0 for a residual network")
+        )
+    cells = (height // tile) * (width // tile)
+    return nn.Sequential(
+        *(_Cells(shape, tile, channels), nn.ReLU(), nn.Flatten()),
+        *(nn.Linear(cells * channels, features), nn.ReLU()),
+    )
 
 
 def is_image(space: gym.Space[Any]) -> bool:

@@ -38,7 +38,7 @@ class RecurrentActorCritic(Policy):
 
     Parameters
     ----------
-    observation_space, action_space, hidden, normalize_obs
+    observation_space, action_space, hidden, normalize_obs, tile
         As for :class:`pipelines.networks.actor_critic.ActorCritic`; ``hidden`` are the layers
         below the LSTM.
     units
@@ -59,18 +59,20 @@ class RecurrentActorCritic(Policy):
         hidden: tuple[int, ...] = (64,),
         units: int = 64,
         normalize_obs: bool = True,
+        tile: int = 0,
         cnn: Network | None = None,
     ) -> None:
         super().__init__()
         self.head = ActionHead(action_space)
         self.observations = Observations(observation_space)
-        eyes, self.stats, features = body_of(observation_space, normalize_obs, cnn)
+        eyes, self.stats, features = body_of(observation_space, normalize_obs, tile, cnn)
         self.flat = eyes is None
         if eyes is None:
             eyes = nn.Sequential(network((features, *hidden), last_gain=2**0.5), nn.Tanh())
             features = hidden[-1]
         self.eyes, self.units = eyes, units
-        self.core = nn.LSTMCell(features + self.head.outputs + 1, units)
+        self.inputs = features + self.head.outputs + 1  # of the LSTM
+        self.core: nn.Module = nn.LSTMCell(self.inputs, units)
         self.actor = network((units, self.head.outputs), last_gain=0.01)
         self.critic = network((units, 1), last_gain=1.0)
 
@@ -108,7 +110,7 @@ class RecurrentActorCritic(Policy):
         goes_on = (~begins).unsqueeze(-1).float()
         before = torch.cat([state["last_action"].unsqueeze(0), actions[:-1]]) * goes_on
         earned = torch.cat([state["last_reward"].unsqueeze(0), reward[:-1]]).unsqueeze(-1) * goes_on
-        features = self._features(self.observed(rows.columns).flatten(0, 1))
+        features = self.features(self.observed(rows.columns).flatten(0, 1))
         features = features.view(*reward.shape, -1)
         inputs = torch.cat([features, before, earned.clamp(-1, 1)], -1)
         hidden, cell, steps = state["hidden"], state["cell"], []
@@ -127,19 +129,20 @@ class RecurrentActorCritic(Policy):
             tail = self.critic(self._advance(self.observed(rows.tail), after)[0]).squeeze(-1)
             following = next_values(value, rows.tail_rows, tail)
         log_prob, entropy = self.head.judge(out, rows[self.head.column])
-        return Unrolled(out, log_prob, entropy, value, following)
+        return Unrolled(out, log_prob, entropy, value, following, cells)
 
-    def _features(self, obs: Any) -> Tensor:
+    def features(self, obs: Any) -> Tensor:
+        """Return what the LSTM gets of observations, besides action and reward."""
         image, numbers = self.observations.split(self.observations.gather(obs))
         numbers = None if numbers is None else flat(numbers, self.stats)
         if self.flat:
-            features: Tensor = self.eyes(numbers)
-            return features
+            seen: Tensor = self.eyes(numbers)
+            return seen
         return features_of(self.eyes, image, numbers)
 
     def _advance(self, obs: Any, state: State) -> tuple[Tensor, Tensor]:
         """Return the LSTM's state after an observation."""
         earned = state["last_reward"].unsqueeze(-1).clamp(-1, 1)
-        inputs = torch.cat([self._features(obs), state["last_action"], earned], -1)
+        inputs = torch.cat([self.features(obs), state["last_action"], earned], -1)
         hidden, cell = self.core(inputs, (state["hidden"], state["cell"]))
         return hidden, cell

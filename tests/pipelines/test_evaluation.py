@@ -9,17 +9,23 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from distributed import Client
 
+import clusterenv
+from clusterenv import Evaluation
 from clusterenv.errors import ConfigError
 from pipelines import ppo
 from pipelines.apex import Apex
 from pipelines.dqn import DQN
 from pipelines.experiment import run
+from pipelines.experiment.evaluation import SEED
 from pipelines.experiment.metrics import Metrics
 from pipelines.experiment.sinks import CsvFile, TensorBoard
+from pipelines.experiment.splits import check_splits, environments, judge
+from pipelines.impala import IMPALA
 from pipelines.ppo import PPO
 from pipelines.tools import evaluate
 from pipelines.tools.saved_policies import load_run
@@ -187,3 +193,66 @@ def test_tensorboard_shows_an_evaluation_once_at_its_own_steps(tmp_path: Path) -
     events = EventAccumulator(str(tmp_path)).Reload()
     found = [(event.step, event.value) for event in events.Scalars("eval/eval_return")]
     assert found == [(12, 12.0), (31, 31.0)]
+
+
+GRID = "clusterenv/ZipfGridworldSmall-v0"
+
+
+def test_splits_are_judged_apart_by_their_own_episodes(tmp_path: Path, cluster: str) -> None:
+    """The means are those of an evaluator that knows nothing of the others."""
+    splits = ("rare", "uniform", "zipf")
+    sizes = {"num_envs": 4, "horizon": 16, "shards": 2, "tile": 9, "engine": "native"}
+    evaluated = {"evaluate_every": 64, "evaluate_episodes": 7, "evaluate_splits": splits}
+    more = {"total_steps": 64, "log_every": 1, "quiet": True, "cluster": cluster, "out": tmp_path}
+    result = run(IMPALA, IMPALA.preset(GRID, **sizes, **evaluated, **more))
+    (*_, last) = progress(tmp_path)
+    assert float(last["eval_rare"]) == pytest.approx(result.eval_return, rel=1e-4)  # the first
+    count = min(10, 7)
+    played = []
+    with clusterenv.Evaluator(
+        environments(GRID, splits, count),
+        load_run(tmp_path, "last").policy,
+        episodes=21,
+        num_envs=21,
+        seed=1 + SEED,
+        cluster=cluster,
+    ) as evaluator:
+        evaluator.publish(load_run(tmp_path, "last").policy, 0)
+        evaluator.wait(60)
+        played = list(evaluator.results())
+    found = judge(played[0], splits, count)
+    assert {len(each.returns) for each in found.values()} == {7}
+    for split in splits:
+        assert float(last[f"eval_{split}"]) == pytest.approx(found[split].mean, rel=1e-4)
+    envs = environments(GRID, splits, 2)
+    assert [env().unwrapped.reset(seed=1)[1]["map"] == 2 for env in envs[::3]] == [True, True]
+
+
+def test_an_uneven_number_of_episodes_stays_with_its_split() -> None:
+    returns = np.repeat([0.0, 1.0, 0.0, 1.0, 0.0, 1.0], [3, 3, 2, 2, 2, 2])  # of 3 envs each
+    found = judge(Evaluation(1, returns, returns.astype(np.int64)), ("a", "b"), 3)
+    assert [(each.mean, len(each.returns)) for each in found.values()] == [(0, 7), (1, 7)]
+
+
+@pytest.mark.parametrize(
+    ("env", "changes", "message"),
+    [
+        (GRID, {"evaluate_splits": ("rear",)}, r"split='rear'.*none of 'zipf', 'uniform', 'rare'"),
+        ("CartPole-v1", {"evaluate_splits": ("rare",)}, r"CartPole-v1 cannot .*split='rare'"),
+        (GRID, {"evaluate_splits": ("rare", "rare")}, "has 'rare', twice; leave it out"),
+        (GRID, {"evaluate_splits": ("return",)}, "'return', which is the name of another metric"),
+        (GRID, {"evaluate_splits": ("rare",), "engine": "envpool"}, "--engine auto"),
+    ],
+)
+def test_splits_that_are_not_there_are_refused(
+    env: str, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_splits(env, changes["evaluate_splits"], changes.get("engine", "auto"))
+
+
+def test_metrics_of_splits_are_read_back_apart_from_the_learners() -> None:
+    metrics = Metrics(steps=3, eval_splits={"eval_rare": 0.5}, learner={"kl": 0.1})
+    assert Metrics.read(metrics.given()) == metrics
+    assert metrics.tags()["eval/eval_rare"] == 0.5
+    assert metrics.tags()["losses/kl"] == 0.1
