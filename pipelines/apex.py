@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from clusterenv.policies import Context, Decision, EpsilonGreedy, Fragment
 from pipelines.dqn import DQN, QArgs
+from pipelines.envs import football
 from pipelines.experiment import main
 from pipelines.experiment.checks import Count, Inside, NotNegative
 
@@ -39,12 +40,21 @@ class Args(QArgs):
 
 
 # fmt: off
+FOOTBALL: dict[str, Any] = {
+    # A stack of 4 needs 4 frames beside the rows of each fragment: longer ones need fewer.
+    "engine": "native", "cnn": "pooled", "total_steps": 1_000_000, "horizon": 64,
+    "lr": 2.5e-4, "anneal": True, "gamma": 0.993, "batch": 64, "rows_per_update": 32,
+    "capacity": 50_000, "min_rows": 5_000, "hidden": (256,), "duelling": True,
+    "target_every": 100, "tau": 1.0, "n_step": 5, "log_every": 5_000, "checkpoint_every": 50_000,
+    "sync": "every-version", "evaluate_env_args": ("reward=score",),
+}
 PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {"lr": 2e-3, "anneal": True, "tau": 0.02, "rows_per_update": 4},
     "LunarLander-v3": {  # DQN's, with this file's exploration and priorities
         "total_steps": 1_000_000, "lr": 5e-4, "anneal": True, "hidden": (256, 256),
         "capacity": 300_000, "min_rows": 5_000, "log_every": 5_000, "checkpoint_every": 50_000,
     },
+    **dict.fromkeys(football.EASIEST, FOOTBALL),
 }
 # fmt: on
 

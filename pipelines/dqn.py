@@ -95,7 +95,8 @@ class DQN(ReplayAlgorithm[QArgs]):
         self, args: QArgs, observation_space: gym.Space[Any], action_space: gym.Space[Any]
     ) -> None:
         super().__init__(args, observation_space, action_space)
-        self.q = QNetwork(observation_space, action_space, args.hidden, args.duelling)
+        spaces = observation_space, action_space
+        self.q = QNetwork(*spaces, args.hidden, args.duelling, args.cnn)
         self.target = copy.deepcopy(self.q).requires_grad_(False)
         self.optimizer = FlatAdam(self.q, args.lr)
         self.parts = {"q": self.q, "target": self.target, "optimizer": self.optimizer}

@@ -23,7 +23,7 @@ from torch.distributions import kl_divergence
 
 from clusterenv.errors import ConfigError
 from clusterenv.store import Recent, Rollout
-from pipelines.experiment import Losses, main
+from pipelines.experiment import Losses, main, shuffled
 from pipelines.experiment.checks import Bound, Count, NotNegative, Positive
 from pipelines.impala import VTraceArgs, VTraceLearner
 from pipelines.networks.actor_critic import ActorCritic
@@ -94,7 +94,7 @@ class IMPACT(VTraceLearner):
     ) -> None:
         super().__init__(args, observation_space, action_space)
         spaces = observation_space, action_space
-        self.adopt(ActorCritic(*spaces, args.hidden, args.normalize_obs))
+        self.adopt(ActorCritic(*spaces, args.hidden, args.normalize_obs, cnn=args.cnn))
         self.target = copy.deepcopy(self.agent).requires_grad_(False)
         self.parts = {**self.parts, "target": self.target}
         self.draws, self.samples, self.kl_coef = args.draws, 0, args.kl_coef
@@ -105,10 +105,7 @@ class IMPACT(VTraceLearner):
 
     def improve(self, rows: Rollout) -> list[Losses]:
         columns = self.prepare(rows)
-        order = torch.randperm(len(columns[0]))
-        parts = min(self.args.minibatches, len(order))
-        split = [column[order].tensor_split(parts) for column in columns]
-        losses = [self.update(*minibatch) for minibatch in zip(*split, strict=True)]
+        losses = [self.update(*part) for part in shuffled(columns, self.args.minibatches)]
         self.kls += [float(each["kl"]) for each in losses]
         self.samples += 1
         if self.samples % self.args.target_every == 0:

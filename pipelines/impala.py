@@ -19,6 +19,7 @@ from torch import Tensor
 from clusterenv.errors import ConfigError
 from clusterenv.returns import VTrace, vtrace
 from clusterenv.store import Rollout
+from pipelines.envs import football
 from pipelines.experiment import Losses, StreamAlgorithm, StreamArgs, main
 from pipelines.experiment.checks import Bound, Count, Limit, Natural, NotNegative, Positive, Share
 from pipelines.networks.actor_critic import ActorCritic, Unrolled
@@ -76,6 +77,11 @@ class Args(VTraceArgs):
 
 
 # fmt: off
+FOOTBALL: dict[str, Any] = {
+    "engine": "native", "cnn": "pooled", "total_steps": 1_000_000, "horizon": 32,
+    "minibatches": 4, "lr": 1e-3, "gamma": 0.993, "lam": 0.95, "reward_scale": 5.0,
+    "log_every": 5_000, "checkpoint_every": 50_000, "evaluate_env_args": ("reward=score",),
+}
 ZIPF: dict[str, Any] = {
     "num_envs": 64, "horizon": 32, "recurrent": 64, "tile": 9, "engine": "native",
     "lr": 2e-3, "gamma": 0.98, "reward_scale": 10.0, "value_coef": 0.05,
@@ -92,6 +98,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "total_steps": 1_500_000, "horizon": 64, "minibatches": 8, "lr": 1e-3, "lam": 0.95,
         "entropy": 0.001, "reward_scale": 0.1,
     },
+    **dict.fromkeys(football.EASIEST, FOOTBALL),
     "clusterenv/ZipfGridworld-v0": {**ZIPF, "total_steps": 20_000_000},
     "clusterenv/ZipfGridworldSmall-v0": {**ZIPF, "total_steps": 2_000_000},
 }
@@ -163,7 +170,7 @@ class IMPALA(VTraceLearner):
     def make_agent(self) -> ActorCritic | RecurrentActorCritic:
         """Return the network that learns and acts."""
         args, spaces = self.args, (self.observation_space, self.action_space)
-        seeing = args.normalize_obs, args.tile
+        seeing: Any = args.normalize_obs, args.tile, args.cnn
         if args.recurrent:
             return RecurrentActorCritic(*spaces, args.hidden, args.recurrent, *seeing)
         return ActorCritic(*spaces, args.hidden, *seeing)

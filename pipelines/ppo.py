@@ -14,7 +14,15 @@ from torch import Tensor, nn
 
 from clusterenv.returns import gae, next_values
 from clusterenv.store import Rollout
-from pipelines.experiment import Losses, RolloutAlgorithm, RolloutArgs, check_minibatches, main
+from pipelines.envs import football
+from pipelines.experiment import (
+    Losses,
+    RolloutAlgorithm,
+    RolloutArgs,
+    check_minibatches,
+    main,
+    shuffled,
+)
 from pipelines.experiment.checks import Bound, Count, Limit, NotNegative, Positive, Share
 from pipelines.networks.actor_critic import ActorCritic
 from pipelines.networks.flat_adam import FlatAdam
@@ -53,6 +61,11 @@ class Args(RolloutArgs):
 
 
 # fmt: off
+FOOTBALL: dict[str, Any] = {
+    "engine": "native", "cnn": "pooled", "horizon": 64, "overlap": True, "epochs": 2,
+    "minibatches": 16, "lr": 5e-4, "gamma": 0.993, "log_every": 5_000,
+    "evaluate_env_args": ("reward=score",),
+}
 PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {
         "total_steps": 150_000, "horizon": 64, "epochs": 10, "lr": 1e-3,
@@ -66,6 +79,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "total_steps": 400_000, "horizon": 200, "epochs": 10, "minibatches": 16,
         "lr": 5e-4, "gamma": 0.9, "entropy": 0.0,
     },
+    **dict.fromkeys(football.EASIEST, FOOTBALL),
 }
 # fmt: on
 
@@ -79,7 +93,8 @@ class PPO(RolloutAlgorithm[Args]):
         self, args: Args, observation_space: gym.Space[Any], action_space: gym.Space[Any]
     ) -> None:
         super().__init__(args, observation_space, action_space)
-        agent = ActorCritic(observation_space, action_space, args.hidden, args.normalize_obs)
+        spaces = observation_space, action_space
+        agent = ActorCritic(*spaces, args.hidden, args.normalize_obs, cnn=args.cnn)
         self.agent = self.policy = agent
         self.optimizer = FlatAdam(agent, args.lr)
         self.parts = {"agent": agent, "optimizer": self.optimizer}
@@ -94,10 +109,9 @@ class PPO(RolloutAlgorithm[Args]):
             rewards = self.scaler(rewards, rows["env"], rows["step"])
         columns, explained = self.prepare(rows, rewards)
         for epoch in range(1, self.args.epochs + 1):
-            order = torch.randperm(len(columns[0]))
-            split = [column[order].tensor_split(self.args.minibatches) for column in columns]
             logged = epoch == self.args.epochs
-            losses = [self.update(*part, logged=logged) for part in zip(*split, strict=True)]
+            parts = shuffled(columns, self.args.minibatches)
+            losses = [self.update(*part, logged=logged) for part in parts]
         self.agent.take_statistics(rows)  # only now: the update needed those that acted
         names = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "grad_norm")
         means = torch.stack(losses).mean(0).tolist()

@@ -175,7 +175,8 @@ class R2D2(ReplayAlgorithm[Args]):
         self, args: Args, observation_space: gym.Space[Any], action_space: gym.Space[Any]
     ) -> None:
         super().__init__(args, observation_space, action_space)
-        self.q = RecurrentQNetwork(observation_space, action_space, args.hidden, args.units)
+        spaces = observation_space, action_space
+        self.q = RecurrentQNetwork(*spaces, args.hidden, args.units, args.cnn)
         self.target = copy.deepcopy(self.q).requires_grad_(False)
         self.optimizer = FlatAdam(self.q, args.lr)
         self.parts = {"q": self.q, "target": self.target, "optimizer": self.optimizer}

@@ -21,7 +21,14 @@ from torch import Tensor, nn
 
 from clusterenv.returns import gae
 from clusterenv.store import Rollout
-from pipelines.experiment import Losses, RolloutAlgorithm, RolloutArgs, check_minibatches, main
+from pipelines.experiment import (
+    Losses,
+    RolloutAlgorithm,
+    RolloutArgs,
+    check_minibatches,
+    main,
+    shuffled,
+)
 from pipelines.experiment.checks import Bound, Count, Limit, NotNegative, Positive, Share
 from pipelines.networks.actor_critic import ActorCritic
 from pipelines.networks.flat_adam import FlatAdam
@@ -146,7 +153,8 @@ class VMPO(RolloutAlgorithm[Args]):
         self, args: Args, observation_space: gym.Space[Any], action_space: gym.Space[Any]
     ) -> None:
         super().__init__(args, observation_space, action_space)
-        self.agent = ActorCritic(observation_space, action_space, args.hidden, args.normalize_obs)
+        spaces = observation_space, action_space
+        self.agent = ActorCritic(*spaces, args.hidden, args.normalize_obs, cnn=args.cnn)
         self.target = copy.deepcopy(self.agent).requires_grad_(False)
         self.policy = self.target
         self.limits = {"alpha": args.eps_alpha}
@@ -183,9 +191,7 @@ class VMPO(RolloutAlgorithm[Args]):
         lr = self.anneal(self.optimizer, progress)
         columns, explained = self.prepare(rows)
         for _ in range(args.epochs):
-            order = torch.randperm(len(columns[0]))
-            split = [column[order].tensor_split(args.minibatches) for column in columns]
-            losses = [self.update(*minibatch) for minibatch in zip(*split, strict=True)]
+            losses = [self.update(*part) for part in shuffled(columns, args.minibatches)]
         self.agent.take_statistics(rows)
         self.rollouts += 1
         if self.rollouts % args.publish_every == 0:

@@ -23,6 +23,7 @@ from benchmarks.studies import records
 from benchmarks.studies.aps_learners import evaluations
 from clusterenv.errors import ClusterEnvError, ConfigError
 from pipelines import learners
+from pipelines.envs.football import EASIEST
 from pipelines.experiment import options, run
 from pipelines.experiment.checks import Count, Natural, Options
 from pipelines.experiment.directories import check_kind
@@ -44,6 +45,7 @@ class Task(NamedTuple):
 
 
 NO_VELOCITY = "clusterenv/CartPoleNoVelocity-v1"
+EMPTY_GOAL_CLOSE, EMPTY_GOAL, RUN_TO_SCORE = EASIEST
 CARTPOLE = "RLlib: 450 in 2M"
 TASKS: dict[tuple[str, str], Task] = {
     ("CartPole-v1", "ppo"): Task(150_000, 475, "RLlib: 450 in 300k"),
@@ -67,6 +69,12 @@ TASKS: dict[tuple[str, str], Task] = {
     ("Pendulum-v1", "sac"): Task(20_000, -200, "RLlib: -250 in 20k"),
     ("LunarLanderContinuous-v3", "sac"): Task(500_000, 240),
     ("HalfCheetah-v5", "sac"): Task(500_000, 4_000),
+    # Football's presets evaluate the score: goals per episode, which ends with the first.
+    (EMPTY_GOAL_CLOSE, "ppo"): Task(1_000_000, 0.9),
+    (EMPTY_GOAL_CLOSE, "impala"): Task(1_000_000, 0.9),
+    (EMPTY_GOAL_CLOSE, "apex"): Task(1_000_000, 0.9),
+    (EMPTY_GOAL, "ppo"): Task(1_000_000, 0.7),
+    (RUN_TO_SCORE, "ppo"): Task(1_000_000, 0.7),
 }
 ABLATIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "r2d2-zero-state": ("r2d2", "R2D2 without stored state", {"zero_state": True}),
@@ -85,6 +93,9 @@ class Args(Options):
     seeds: tuple[Natural, ...] = (1, 1001, 2001)  # far apart: environment i gets seed + i
     shards: Count = 2  # worker processes
     out: Path = Path("docs/experiments/criteria")  # summary, curves, plots; runs/ is not for git
+    keep_runs: bool = (
+        False  # leave the run directories in --out, for videos; by default only curves
+    )
     plot_only: bool = False  # draw and tabulate what is in --out
 
     def __post_init__(self) -> None:
@@ -169,7 +180,8 @@ def judge(outcomes: Sequence[Outcome]) -> str:
         if not runs:
             continue
         runs.sort(key=lambda each: each.seed)
-        returns = ", ".join(f"{each.final_return:.1f}" for each in runs)
+        digits = 2 if abs(task.goal) < 10 else 1
+        returns = ", ".join(f"{each.final_return:.{digits}f}" for each in runs)
         firsts = ", ".join("–" if r.goal_steps is None else f"{r.goal_steps:,}" for r in runs)
         reached = sum(each.final_return >= task.goal for each in runs)
         lines.append(
@@ -228,8 +240,8 @@ def study(args: Args) -> list[Outcome]:
         found = train(args, env, learner, seed)
         outcomes = [*records.read(args.out / "summary.csv", Outcome), found]
         records.write(args.out / "summary.csv", [dataclasses.asdict(each) for each in outcomes])
-        # Curves and summary are kept.
-        shutil.rmtree(args.out / "runs" / _name(env, learner, seed), ignore_errors=True)
+        if not args.keep_runs:  # curves and summary are
+            shutil.rmtree(args.out / "runs" / _name(env, learner, seed), ignore_errors=True)
     if not outcomes:
         raise ConfigError(f"{args.out} has no finished run; leave --plot-only out")
     draw(args.out, outcomes)

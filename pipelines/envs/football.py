@@ -21,6 +21,7 @@ from clusterenv.errors import ConfigError
 __all__ = [
     "CHECKPOINTS",
     "CHECKPOINT_REWARD",
+    "EASIEST",
     "TASKS",
     "Checkpoints",
     "Football",
@@ -78,6 +79,13 @@ def env_id(task: str) -> str:
     """
     words = task.removeprefix("academy_").split("_")
     return f"clusterenv/Football{''.join(word.capitalize() for word in words)}-v0"
+
+
+EASIEST = tuple(
+    env_id(task)
+    for task in ("academy_empty_goal_close", "academy_empty_goal", "academy_run_to_score")
+)
+"""Ids of the tasks that learners have presets for."""
 
 
 class Checkpoints:

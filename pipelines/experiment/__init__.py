@@ -9,6 +9,7 @@ from pipelines.experiment.algorithm import (
     ReplayAlgorithm,
     RolloutAlgorithm,
     StreamAlgorithm,
+    shuffled,
 )
 from pipelines.experiment.args import (
     ReplayArgs,
@@ -34,5 +35,6 @@ __all__ = [
     "check_minibatches",
     "main",
     "run",
+    "shuffled",
     "train",
 ]

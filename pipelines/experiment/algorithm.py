@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import gymnasium as gym
@@ -22,6 +22,7 @@ __all__ = [
     "RolloutAlgorithm",
     "StreamAlgorithm",
     "check_algorithm",
+    "shuffled",
 ]
 
 Losses = Mapping[str, float | Tensor]
@@ -198,6 +199,22 @@ class ReplayAlgorithm(Algorithm[R, Mapping[str, Tensor]]):
             Absolute error of each row, for prioritised sampling; of sequences, the priority of
             each.
         """
+
+
+def shuffled(columns: Sequence[Tensor], minibatches: int) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the rows of some columns in random order, in minibatches, if there are so many rows.
+
+    Each is copied when it is taken: a copy of all images would be large, and new memory each time.
+
+    Examples
+    --------
+    >>> numbers = torch.arange(5)
+    >>> [(len(a), (b - a).tolist()) for a, b in shuffled([numbers, numbers + 1], 2)]
+    [(3, [1, 1, 1]), (2, [1, 1])]
+    """
+    order = torch.randperm(len(columns[0]))
+    for part in order.tensor_split(min(minibatches, len(order))):
+        yield tuple(column[part] for column in columns)
 
 
 def check_algorithm(kind: Any) -> type[Algorithm[Any, Any]]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+import yaml
 
 import clusterenv
 from clusterenv.errors import ConfigError
@@ -31,13 +34,14 @@ __all__ = [
     "StreamArgs",
     "check_minibatches",
     "collector_options",
+    "env_arguments",
 ]
 
 FREE = (
     *("total_steps", "stop_at", "shards", "cluster", "threads", "log_every", "checkpoint_every"),
     *("inference", "device"),
     *("restarts", "restart_wait", "env_faults", "out", "fresh", "wandb", "dashboard", "quiet"),
-    *("evaluate_every", "evaluate_episodes", "evaluate_splits", "lag_limit"),
+    *("evaluate_every", "evaluate_episodes", "evaluate_env_args", "evaluate_splits", "lag_limit"),
 )
 """Options that may change when a run is resumed."""
 
@@ -69,9 +73,11 @@ class RunArgs(Options):
     gamma: Share = 0.99  # discount per step
     grad_norm: Bound = 10.0  # clip gradients to this norm
     hidden: tuple[Count, ...] = (128, 128)  # hidden layers
+    cnn: Literal["residual", "nature", "pooled"] | None = None  # over images; default: learner's
     publish_every: Count = 1  # updates between published versions
     evaluate_every: Count | None = None  # steps between evaluations beside training; default: none
     evaluate_episodes: Count = 20  # of each evaluation, without exploration
+    evaluate_env_args: tuple[str, ...] = ()  # arguments of the evaluated environment: reward=score
     evaluate_splits: tuple[str, ...] = ()  # values of split to evaluate apart; default: none
     stop_at: Finite | None = None  # stop at this mean return: evaluated, or of the last episodes
     log_every: Count = 2_000  # steps between rows of progress.csv
@@ -86,6 +92,7 @@ class RunArgs(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_shards(self.num_envs, self.shards)
+        env_arguments(self.evaluate_env_args, "--evaluate-env-args")
         if self.device is not None and self.inference != "head":
             raise ConfigError(
                 f"--device {self.device} is where the head evaluates the policy, and workers do: "
@@ -159,6 +166,36 @@ class ReplayArgs(RunArgs):
                 f"--capacity {self.capacity} has no room for the {batch} rows that a shard sends "
                 f"at once, by --horizon {self.horizon}: --capacity {10 * batch}"
             )
+
+
+def env_arguments(words: Iterable[str], option: str) -> dict[str, Any]:
+    """Return the arguments of an environment that an option gives, values as in YAML.
+
+    Raises
+    ------
+    ConfigError
+        If a word is no name and value.
+
+    Examples
+    --------
+    >>> env_arguments(["reward=score", "stack=4"], "--env-args")
+    {'reward': 'score', 'stack': 4}
+    """
+    arguments = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not (name.isidentifier() and equals):
+            raise ConfigError(
+                f"{option} {word} is no argument of an environment, which has a name and a value: "
+                f"{option} reward=score"
+            )
+        try:
+            arguments[name] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(
+                f"{option} {word}: {value} is no value in YAML: {option} reward=score"
+            ) from error
+    return arguments
 
 
 def collector_options(args: RunArgs) -> dict[str, Any]:

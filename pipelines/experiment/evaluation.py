@@ -16,7 +16,7 @@ import clusterenv
 from clusterenv.errors import WaitTimeout
 from clusterenv.policies import Policy
 from pipelines.experiment import files
-from pipelines.experiment.args import RunArgs
+from pipelines.experiment.args import RunArgs, env_arguments
 from pipelines.experiment.display import Display
 from pipelines.experiment.interrupt import Interrupt
 from pipelines.experiment.metrics import Metrics
@@ -115,6 +115,7 @@ class Evaluations:
             cluster=collector.client,
             seed=args.seed + SEED,
             engine="gymnasium" if splits else args.engine,
+            **env_arguments(args.evaluate_env_args, "--evaluate-env-args"),
         ) as self._evaluator:
             yield self
 

@@ -17,7 +17,7 @@ from clusterenv.policies import Context, Decision, Policy
 from clusterenv.returns import next_values
 from clusterenv.store import Rollout
 from pipelines.networks.action_head import ActionHead
-from pipelines.networks.images import residual_cnn, tile_cnn
+from pipelines.networks.images import Network, image_network, tile_cnn
 from pipelines.networks.observations import Observations, Seen
 from pipelines.networks.running import RunningStats
 
@@ -31,8 +31,8 @@ __all__ = [
     "update_stats",
 ]
 
-IMAGE_FEATURES = 256
-"""Numbers that the residual network makes of an image."""
+CNN: Network = "residual"
+"""Convolutions over images, unless others are asked for."""
 TILE_FEATURES = 128
 """Numbers that the network for images of grids makes of one."""
 
@@ -53,7 +53,7 @@ class Unrolled(NamedTuple):
 
 
 class ActorCritic(Policy):
-    """Separate tanh networks over normalised observations, or one residual network over images.
+    """Separate tanh networks over normalised observations, or one convolutional over images.
 
     Parameters
     ----------
@@ -70,7 +70,9 @@ class ActorCritic(Policy):
         Whether flat observations are normalised by ``stats``, which the learner updates.
     tile
         Pixels of a cell, of images of grids: see :func:`pipelines.networks.images.tile_cnn`. 0
-        for the residual network.
+        for other networks.
+    cnn
+        Convolutions over other images, see :func:`pipelines.networks.images.image_network`.
 
     Raises
     ------
@@ -85,11 +87,12 @@ class ActorCritic(Policy):
         hidden: tuple[int, ...] = (64, 64),
         normalize_obs: bool = True,
         tile: int = 0,
+        cnn: Network | None = None,
     ) -> None:
         super().__init__()
         self.head = ActionHead(action_space)
         self.observations = Observations(observation_space)
-        self.eyes, self.stats, inputs = body_of(observation_space, normalize_obs, tile)
+        self.eyes, self.stats, inputs = body_of(observation_space, normalize_obs, tile, cnn)
         layers = hidden if self.observations.numbers else ()
         self.actor = network((inputs, *layers, self.head.outputs), last_gain=0.01)
         self.critic = network((inputs, *layers, 1), last_gain=1.0)
@@ -162,7 +165,7 @@ class ActorCritic(Policy):
 
 
 def body_of(
-    space: gym.Space[Any], normalize_obs: bool, tile: int = 0
+    space: gym.Space[Any], normalize_obs: bool, tile: int = 0, cnn: Network | None = None
 ) -> tuple[nn.Module | None, RunningStats | None, int]:
     """Return convolutions for images, statistics for flat observations, and their outputs.
 
@@ -182,7 +185,8 @@ def body_of(
         return None, stats, inputs
     if tile:
         return tile_cnn(image, tile, TILE_FEATURES), stats, inputs + TILE_FEATURES
-    return residual_cnn(image, IMAGE_FEATURES), stats, inputs + IMAGE_FEATURES
+    eyes, features = image_network(cnn or CNN, image)
+    return eyes, stats, inputs + features
 
 
 def features_of(eyes: nn.Module | None, image: Tensor | None, numbers: Tensor | None) -> Tensor:

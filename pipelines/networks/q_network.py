@@ -7,13 +7,15 @@ import math
 from typing import Any
 
 import gymnasium as gym
-import torch
 from torch import Tensor, nn
 
 from clusterenv.errors import ConfigError
-from pipelines.networks.images import is_image, nature_cnn
+from pipelines.networks.images import Network, image_network, is_image
 
 __all__ = ["QNetwork", "actions_of", "layers_of"]
+
+CNN: Network = "nature"
+"""Convolutions over images, unless others are asked for."""
 
 
 class QNetwork(nn.Module):
@@ -32,6 +34,8 @@ class QNetwork(nn.Module):
     duelling
         Whether state value and advantages have heads of their own:
         ``Q = V + A - mean(A)`` (Wang et al., 2016).
+    cnn
+        Convolutions over images, see :func:`pipelines.networks.images.image_network`.
 
     Raises
     ------
@@ -41,6 +45,7 @@ class QNetwork(nn.Module):
     Examples
     --------
     >>> box = gym.spaces.Box(-1, 1, (4,))
+    >>> import torch
     >>> QNetwork(box, gym.spaces.Discrete(2), hidden=(32,))(torch.zeros(8, 4)).shape
     torch.Size([8, 2])
     """
@@ -51,16 +56,17 @@ class QNetwork(nn.Module):
         action_space: gym.Space[Any],
         hidden: tuple[int, ...] = (256, 256),
         duelling: bool = False,
+        cnn: Network | None = None,
     ) -> None:
         super().__init__()
         actions = actions_of(action_space)
-        self.eyes, self.body, features = layers_of(observation_space, hidden)
+        self.eyes, self.body, features = layers_of(observation_space, hidden, cnn)
         self.advantage = nn.Linear(features, actions)
         self.value = nn.Linear(features, 1) if duelling else None
 
     def forward(self, obs: Tensor) -> Tensor:
         """Return the values, ``[n, actions]``."""
-        features = self.body(self.eyes(obs.float()))
+        features = self.body(self.eyes(obs))
         advantage: Tensor = self.advantage(features)
         if self.value is None:
             return advantage
@@ -84,8 +90,15 @@ def actions_of(space: gym.Space[Any]) -> int:
     return int(space.n)
 
 
+class _Flat(nn.Flatten):
+    """Observations that are no images, as floats."""
+
+    def forward(self, obs: Tensor) -> Tensor:
+        return super().forward(obs.float())
+
+
 def layers_of(
-    space: gym.Space[Any], hidden: tuple[int, ...]
+    space: gym.Space[Any], hidden: tuple[int, ...], cnn: Network | None = None
 ) -> tuple[nn.Module, nn.Sequential, int]:
     """Return convolutions for images, or what flattens; hidden layers; the size of the last.
 
@@ -99,12 +112,11 @@ def layers_of(
             f"QNetwork needs observations in a Box, got {space}; wrap the "
             "environment: gymnasium.wrappers.FlattenObservation(env)"
         )
+    eyes: nn.Module
     if is_image(space):
-        eyes: nn.Module = nature_cnn(space.shape)
-        with torch.no_grad():
-            inputs = eyes(torch.zeros(1, *space.shape)).shape[1]
+        eyes, inputs = image_network(cnn or CNN, space.shape)
     else:
-        eyes, inputs = nn.Flatten(), math.prod(space.shape)
+        eyes, inputs = _Flat(), math.prod(space.shape)
     sizes = (inputs, *hidden)
     layers = [(nn.Linear(*pair), nn.ReLU()) for pair in itertools.pairwise(sizes)]
     return eyes, nn.Sequential(*itertools.chain.from_iterable(layers)), sizes[-1]

@@ -22,6 +22,7 @@ from pipelines.networks.actor_critic import (
     network,
     update_stats,
 )
+from pipelines.networks.images import Network
 from pipelines.networks.observations import Observations
 
 __all__ = ["RecurrentActorCritic"]
@@ -42,6 +43,8 @@ class RecurrentActorCritic(Policy):
         below the LSTM.
     units
         Of the LSTM.
+    cnn
+        As for :class:`pipelines.networks.actor_critic.ActorCritic`.
 
     Raises
     ------
@@ -57,11 +60,12 @@ class RecurrentActorCritic(Policy):
         units: int = 64,
         normalize_obs: bool = True,
         tile: int = 0,
+        cnn: Network | None = None,
     ) -> None:
         super().__init__()
         self.head = ActionHead(action_space)
         self.observations = Observations(observation_space)
-        eyes, self.stats, features = body_of(observation_space, normalize_obs, tile)
+        eyes, self.stats, features = body_of(observation_space, normalize_obs, tile, cnn)
         self.flat = eyes is None
         if eyes is None:
             eyes = nn.Sequential(network((features, *hidden), last_gain=2**0.5), nn.Tanh())

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from clusterenv.policies import Context, Decision, EpsilonGreedy
+from pipelines.networks.images import Network
 from pipelines.networks.q_network import actions_of, layers_of
 
 __all__ = ["RecurrentEpsilonGreedy", "RecurrentQNetwork"]
@@ -30,6 +31,8 @@ class RecurrentQNetwork(nn.Module):
         LSTM.
     units
         Of the LSTM, and of the hidden layers of the two heads.
+    cnn
+        As for :class:`pipelines.networks.q_network.QNetwork`.
 
     Raises
     ------
@@ -51,10 +54,11 @@ class RecurrentQNetwork(nn.Module):
         action_space: gym.Space[Any],
         hidden: tuple[int, ...] = (64,),
         units: int = 64,
+        cnn: Network | None = None,
     ) -> None:
         super().__init__()
         self.actions, self.units = actions_of(action_space), units
-        self.eyes, self.body, features = layers_of(observation_space, hidden)
+        self.eyes, self.body, features = layers_of(observation_space, hidden, cnn)
         self.core = nn.LSTM(features + self.actions + 1, units)
         self.advantage = nn.Sequential(
             nn.Linear(units, units), nn.ReLU(), nn.Linear(units, self.actions)
@@ -127,7 +131,7 @@ class RecurrentQNetwork(nn.Module):
         return self._heads(torch.cat(outs))
 
     def _inputs(self, obs: Tensor, action: Tensor, reward: Tensor) -> Tensor:
-        features = self.body(self.eyes(obs.float()))
+        features = self.body(self.eyes(obs))
         return torch.cat([features, action, reward.clamp(-1, 1).unsqueeze(-1)], -1)
 
     def _heads(self, out: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from gymnasium.wrappers import RecordVideo
 import clusterenv
 from clusterenv.errors import ConfigError
 from pipelines.experiment import options
+from pipelines.experiment.args import env_arguments
 from pipelines.experiment.checks import Count, Natural, Options
 from pipelines.experiment.directories import check_writable
 from pipelines.experiment.evaluation import NUM_ENVS
@@ -40,13 +42,15 @@ class Args(Options):
     seed: Natural = 0  # environment i gets seed + i
     stochastic: bool = False  # sample actions, as in training; default: the best action
     num_envs: Count = NUM_ENVS  # environments that are stepped together
-    video: Path | None = None  # .mp4 file for one episode; needs clusterenv[video]
+    env_args: tuple[str, ...] | None = None  # of the environment: reward=score; default: the run's
+    video: Path | None = None  # .mp4 or .gif file for one episode; needs clusterenv[video]
     cluster: str | None = None  # scheduler address, file or jobqueue name; else this machine
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.video is not None and self.video.suffix != ".mp4":
-            raise ConfigError(f"--video {self.video} is no .mp4 file: --video episode.mp4")
+        env_arguments(self.env_args or (), "--env-args")
+        if self.video is not None and self.video.suffix not in (".mp4", ".gif"):
+            raise ConfigError(f"--video {self.video} is no .mp4 or .gif file: --video episode.mp4")
         if self.video is not None:
             check_writable(self.video, "--video ", "episode.mp4")
 
@@ -72,8 +76,11 @@ def evaluate(args: Args, saved: SavedPolicy | None = None) -> clusterenv.Evaluat
 def record(args: Args, saved: SavedPolicy, video: Path) -> None:
     """Write a video of one episode: the evaluation's first.
 
-    The worker that plays it is on this machine, whatever the cluster, and so is its file.
+    The worker that plays it is on this machine, whatever the cluster, and so is its file. A native
+    vector environment takes no wrapper that records, so a single one with the same seed is played.
     """
+    if saved.engine == "native":
+        saved = saved._replace(engine="auto")
     with _beside(video) as folder:
         # The evaluator tries the policy for one step first; that is episode 0.
         wrapper = functools.partial(
@@ -85,7 +92,20 @@ def record(args: Args, saved: SavedPolicy, video: Path) -> None:
         )
         _play(args, saved, 1, None, wrappers=(wrapper,), render_mode="rgb_array")
         (written,) = folder.glob("*.mp4")
+        if video.suffix == ".gif":
+            written = _as_gif(written)
         written.replace(video)
+
+
+def _as_gif(video: Path) -> Path:
+    """Write the frames of a video to a GIF beside it."""
+    from imageio_ffmpeg import get_ffmpeg_exe  # moviepy needs it too
+
+    written = video.with_suffix(".gif")
+    colours = "split[one][two];[one]palettegen[palette];[two][palette]paletteuse"
+    command = [get_ffmpeg_exe(), "-loglevel", "error", "-i", str(video), "-vf", colours]
+    subprocess.run([*command, str(written)], check=True)
+    return written
 
 
 def _is_first(episode: int) -> bool:
@@ -112,6 +132,7 @@ def _play(
         seed=args.seed,
         deterministic=not args.stochastic,
         engine=saved.engine,
+        **env_arguments(_env_args(args, saved), "--env-args"),
         **options,
     ) as evaluator:
         evaluator.publish(saved.policy, 0)
@@ -120,11 +141,16 @@ def _play(
     return played
 
 
+def _env_args(args: Args, saved: SavedPolicy) -> tuple[str, ...]:
+    """Return the arguments of the environment: by default those of the run's evaluations."""
+    return saved.evaluated_with if args.env_args is None else args.env_args
+
+
 def _check_video(saved: SavedPolicy, video: Path) -> None:
     """Raise unless a video of this run's environment can be made."""
     if importlib.util.find_spec("moviepy") is None:
         raise ConfigError(f"--video {video} needs moviepy: pip install 'clusterenv[video]'")
-    if saved.engine not in ("auto", "gymnasium"):
+    if saved.engine not in ("auto", "gymnasium", "native"):
         raise ConfigError(
             f"--video {video}: environments of the engine {saved.engine!r} render no frames; "
             "leave --video out"
@@ -144,8 +170,9 @@ def describe(
     """Return what an evaluation has found, by label."""
     low, high = played.interval
     lengths = played.lengths
+    env = " ".join([saved.env, *_env_args(args, saved)])
     said = [
-        ("policy", f"{saved.path}, after {saved.steps:,} steps on {saved.env}"),
+        ("policy", f"{saved.path}, after {saved.steps:,} steps on {env}"),
         ("episodes", f"{len(played.returns):,}, {_way(args)}, seed {args.seed}"),
         ("return", f"{played.mean:.2f}, standard deviation {played.std:.2f}"),
         ("95 %", f"{low:.2f} to {high:.2f}"),

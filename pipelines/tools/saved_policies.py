@@ -32,6 +32,8 @@ class SavedPolicy(NamedTuple):
     steps: int
     """Of the run, when it was saved."""
     observation_space: gym.Space[Any]
+    evaluated_with: tuple[str, ...]
+    """Arguments of the environment that the run was evaluated in."""
 
 
 def load_run(run: Path, version: Version | None = None, command: str = "evaluate") -> SavedPolicy:
@@ -68,7 +70,8 @@ def load_run(run: Path, version: Version | None = None, command: str = "evaluate
     env, engine = str(saved["args"]["env"]), str(saved["args"]["engine"])
     observations, actions = clusterenv.env_spaces(env, engine=engine)
     policy = _rebuilt(path, saved, observations, actions, 0.0)
-    return SavedPolicy(policy, env, engine, path, int(saved["steps"]), observations)
+    evaluated_with = tuple(saved["args"].get("evaluate_env_args", ()))  # older runs have none
+    return SavedPolicy(policy, env, engine, path, int(saved["steps"]), observations, evaluated_with)
 
 
 def collecting_policy(

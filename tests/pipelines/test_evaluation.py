@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -26,6 +27,7 @@ from pipelines.experiment.sinks import CsvFile, TensorBoard
 from pipelines.experiment.splits import check_splits, environments, judge
 from pipelines.impala import IMPALA
 from pipelines.ppo import PPO
+from pipelines.tools import evaluate
 from pipelines.tools.saved_policies import load_run
 
 EVALUATED = ("eval_return", "eval_return_low", "eval_return_high", "eval_length", "eval_steps")
@@ -60,6 +62,25 @@ def test_learning_is_the_same_with_and_without_evaluation(tmp_path: Path, cluste
         for name in ("judged", "plain")
     )
     assert with_ == without
+
+
+def test_an_evaluation_may_measure_something_else(tmp_path: Path, cluster: str) -> None:
+    changes: dict[str, Any]
+    changes = {"evaluate_every": 512, "evaluate_episodes": 3, "total_steps": 2 * 256}
+    changes["evaluate_env_args"] = ("sutton_barto_reward=true",)  # -1 at the end
+    result = run(PPO, short(tmp_path, cluster, **changes))
+    assert result.eval_return == -1.0
+    assert result.mean_return > 5.0
+    saved = load_run(tmp_path)
+    assert saved.evaluated_with == ("sutton_barto_reward=true",)
+    play = evaluate.Args(tmp_path, episodes=3, cluster=cluster)
+    assert set(evaluate.evaluate(play, saved).returns) == {-1.0}
+    changed = dataclasses.replace(play, env_args=())
+    assert evaluate.evaluate(changed, saved).mean > 5.0
+    said = dict(evaluate.describe(play, saved, evaluate.evaluate(play, saved)))
+    assert said["policy"].endswith("CartPole-v1 sutton_barto_reward=true")
+    with pytest.raises(ConfigError, match="--evaluate-env-args reward is no argument"):
+        PPO.preset("CartPole-v1", evaluate_env_args=("reward",))
 
 
 def test_a_run_logs_its_evaluations_and_keeps_the_best(tmp_path: Path, cluster: str) -> None:

@@ -161,7 +161,9 @@ def test_a_video_shows_the_first_episode(runs: Path, tmp_path: Path, client: Cli
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"video": Path("x.avi")}, r"--video x\.avi is no \.mp4 file"),
+        ({"video": Path("x.avi")}, r"--video x\.avi is no \.mp4 or \.gif file"),
+        ({"env_args": ("score",)}, "--env-args score is no argument .*--env-args reward=score"),
+        ({"env_args": ("a=[",)}, r"--env-args a=\[: \[ is no value in YAML"),
         ({"episodes": 0}, "--episodes must be 1 or more, got 0"),
     ],
 )

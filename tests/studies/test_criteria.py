@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,14 @@ def test_the_last_weights_decide_not_the_best() -> None:
     row = text.splitlines()[-1]
     assert "500.0, 474.9 | 1 of 2 | –, 20,000 |" in row
     assert "RLlib: 450 in 2M" in row
+
+
+def test_scores_have_two_digits() -> None:
+    env = criteria.EMPTY_GOAL_CLOSE
+    scored = dataclasses.replace(outcome(1, 0.97, 40_000), env=env, goal=0.9, steps=1_000_000)
+    missed = dataclasses.replace(scored, seed=1001, final_return=0.89)
+    row = judge([scored, missed]).splitlines()[-1]
+    assert f"| {env} | impala | 0.9 in 1,000,000 | – | 0.97, 0.89 | 1 of 2 |" in row
 
 
 @pytest.mark.timeout(240)  # it starts clusters

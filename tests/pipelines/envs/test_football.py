@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium as gym
+import matplotlib.image
 import numpy as np
 import pytest
 import torch
@@ -15,6 +19,7 @@ from distributed import Client
 from gymnasium.utils.env_checker import check_env
 
 import clusterenv
+from benchmarks.football import FRAME
 from clusterenv.errors import ClusterEnvError, ConfigError
 from clusterenv.policies import Categorical
 from clusterenv.store import ReplayStore, Uniform
@@ -26,9 +31,13 @@ from pipelines.envs.football import (
     ball_distance,
     env_id,
 )
+from pipelines.experiment import run
+from pipelines.impala import IMPALA
 from pipelines.networks.actor_critic import ActorCritic
 from pipelines.networks.images import stack_of
 from pipelines.networks.q_network import QNetwork
+from pipelines.tools import evaluate
+from pipelines.tools.saved_policies import load_run
 
 envpool = pytest.importorskip("envpool")
 
@@ -232,6 +241,8 @@ def test_a_replay_store_keeps_each_frame_once(client: Client) -> None:
         order = np.lexsort((sample["step"], sample["episode"], sample["env"]))
         samples.append({name: sample[name][order] for name in ("obs", "next_obs", "step", "env")})
     assert stacked.nbytes < 0.45 * plain.nbytes
+    # A small store has as many slots for the frames of ends as rows.
+    assert stacked.nbytes == pytest.approx(2 * 400 * FRAME, rel=0.02)
     assert samples[0]["obs"].shape == (len(plain), 4, 4, 72, 96)
     assert_same(samples[0], samples[1])
 
@@ -326,3 +337,27 @@ def test_wrong_calls_are_refused() -> None:
     with pytest.raises(ConfigError, match="1 seeds for 2 environments"):
         envs.reset(seed=[1])
     envs.close()
+
+
+@pytest.mark.timeout(240)  # it starts clusters
+def test_a_run_is_evaluated_by_its_score_and_its_video_shows_the_episode(
+    tmp_path: Path, client: Client
+) -> None:
+    cluster, out = str(client.scheduler.address), tmp_path / "run"
+    smaller = {"num_envs": 2, "horizon": 8, "minibatches": 1, "total_steps": 64}
+    args = IMPALA.preset(
+        CLOSE, **smaller, shards=1, evaluate_every=32, evaluate_episodes=2, cluster=cluster, out=out
+    )
+    result = run(IMPALA, dataclasses.replace(args, quiet=True))
+    assert result.eval_return in (-1.0, -0.5, 0.0, 0.5, 1.0)
+    play = evaluate.Args(out, episodes=3, stochastic=True, cluster=cluster)
+    scores = evaluate.evaluate(play).returns
+    assert set(scores) <= {-1.0, 0.0, 1.0}
+    rewards = dataclasses.replace(play, env_args=("reward=checkpoint",))
+    paid = evaluate.evaluate(rewards).returns  # of the same episodes
+    assert (paid >= scores).all()
+    assert paid.sum() > scores.sum()
+    if importlib.util.find_spec("moviepy") is not None:
+        video = tmp_path / "episode.gif"
+        evaluate.record(play, load_run(out), video)
+        assert matplotlib.image.imread(video).shape[:2] == (72 * 6, 96 * 10)
