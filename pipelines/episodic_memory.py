@@ -91,7 +91,7 @@ class MemoryActorCritic(RecurrentActorCritic):
     def __init__(
         self, args: Args, observation_space: gym.Space[Any], action_space: gym.Space[Any]
     ) -> None:
-        options = args.hidden, args.recurrent, args.normalize_obs, args.tile, args.cnn
+        options = args.hidden, args.recurrent, args.normalize_obs, args.cnn
         super().__init__(observation_space, action_space, *options)
         if self.observations.image is None or self.observations.numbers:
             raise ConfigError(

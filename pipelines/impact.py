@@ -94,7 +94,7 @@ class IMPACT(VTraceLearner):
     ) -> None:
         super().__init__(args, observation_space, action_space)
         spaces = observation_space, action_space
-        self.adopt(ActorCritic(*spaces, args.hidden, args.normalize_obs, cnn=args.cnn))
+        self.adopt(ActorCritic(*spaces, args.hidden, args.normalize_obs, args.cnn))
         self.target = copy.deepcopy(self.agent).requires_grad_(False)
         self.parts = {**self.parts, "target": self.target}
         self.draws, self.samples, self.kl_coef = args.draws, 0, args.kl_coef

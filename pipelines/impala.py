@@ -60,7 +60,6 @@ class Args(VTraceArgs):
     rho_bar: Bound = 1.0  # upper bound of the importance weights in the targets
     rho_pg: Bound = 1.0  # and in the policy gradient
     recurrent: Natural = 0  # units of an LSTM; 0 for none
-    tile: Natural = 0  # pixels of a cell, of images of grids; 0: a residual network sees images
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -83,7 +82,7 @@ FOOTBALL: dict[str, Any] = {
     "log_every": 5_000, "checkpoint_every": 50_000, "evaluate_env_args": ("reward=score",),
 }
 ZIPF: dict[str, Any] = {
-    "num_envs": 64, "horizon": 32, "recurrent": 64, "tile": 9, "engine": "native",
+    "num_envs": 64, "horizon": 32, "recurrent": 64, "cnn": "tiles:9", "engine": "native",
     "lr": 2e-3, "gamma": 0.98, "reward_scale": 10.0, "value_coef": 0.05,
     "log_every": 20_000, "checkpoint_every": 200_000, "evaluate_episodes": 50,
     "evaluate_splits": ("zipf", "uniform", "rare"),
@@ -170,7 +169,7 @@ class IMPALA(VTraceLearner):
     def make_agent(self) -> ActorCritic | RecurrentActorCritic:
         """Return the network that learns and acts."""
         args, spaces = self.args, (self.observation_space, self.action_space)
-        seeing: Any = args.normalize_obs, args.tile, args.cnn
+        seeing: Any = args.normalize_obs, args.cnn
         if args.recurrent:
             return RecurrentActorCritic(*spaces, args.hidden, args.recurrent, *seeing)
         return ActorCritic(*spaces, args.hidden, *seeing)

@@ -94,7 +94,7 @@ class PPO(RolloutAlgorithm[Args]):
     ) -> None:
         super().__init__(args, observation_space, action_space)
         spaces = observation_space, action_space
-        agent = ActorCritic(*spaces, args.hidden, args.normalize_obs, cnn=args.cnn)
+        agent = ActorCritic(*spaces, args.hidden, args.normalize_obs, args.cnn)
         self.agent = self.policy = agent
         self.optimizer = FlatAdam(agent, args.lr)
         self.parts = {"agent": agent, "optimizer": self.optimizer}

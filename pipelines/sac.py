@@ -35,6 +35,7 @@ from pipelines.experiment.checks import (
 )
 from pipelines.networks.continuous import Actor, TwinQ
 from pipelines.networks.flat_adam import FlatAdam
+from pipelines.networks.images import refuse_cnn
 from pipelines.networks.target import follow
 
 __all__ = ["SAC", "Args", "Temperature", "targets"]
@@ -136,6 +137,7 @@ class SAC(ReplayAlgorithm[Args]):
                 f"{action_space}: clusterenv train dqn --env {args.env}, or clusterenv train ppo "
                 f"--env {args.env}"
             )
+        refuse_cnn(args.cnn, observation_space)
         spaces = observation_space, action_space
         self.policy: SquashedGaussian = SquashedGaussian(Actor(*spaces, args.hidden), action_space)
         self.q = TwinQ(*spaces, args.hidden)

@@ -154,7 +154,7 @@ class VMPO(RolloutAlgorithm[Args]):
     ) -> None:
         super().__init__(args, observation_space, action_space)
         spaces = observation_space, action_space
-        self.agent = ActorCritic(*spaces, args.hidden, args.normalize_obs, cnn=args.cnn)
+        self.agent = ActorCritic(*spaces, args.hidden, args.normalize_obs, args.cnn)
         self.target = copy.deepcopy(self.agent).requires_grad_(False)
         self.policy = self.target
         self.limits = {"alpha": args.eps_alpha}

@@ -73,7 +73,7 @@ class RunArgs(Options):
     gamma: Share = 0.99  # discount per step
     grad_norm: Bound = 10.0  # clip gradients to this norm
     hidden: tuple[Count, ...] = (128, 128)  # hidden layers
-    cnn: Literal["residual", "nature", "pooled"] | None = None  # over images; default: learner's
+    cnn: str | None = None  # over images: residual, nature, pooled or tiles:9; default: learner's
     publish_every: Count = 1  # updates between published versions
     evaluate_every: Count | None = None  # steps between evaluations beside training; default: none
     evaluate_episodes: Count = 20  # of each evaluation, without exploration

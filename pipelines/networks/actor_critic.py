@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from clusterenv.errors import ConfigError
 from clusterenv.policies import Context, Decision, Policy
 from clusterenv.returns import next_values
 from clusterenv.store import Rollout
 from pipelines.networks.action_head import ActionHead
-from pipelines.networks.images import Network, image_network, tile_cnn
+from pipelines.networks.images import image_network, refuse_cnn
 from pipelines.networks.observations import Observations, Seen
 from pipelines.networks.running import RunningStats
 
@@ -31,10 +30,8 @@ __all__ = [
     "update_stats",
 ]
 
-CNN: Network = "residual"
+CNN = "residual"
 """Convolutions over images, unless others are asked for."""
-TILE_FEATURES = 128
-"""Numbers that the network for images of grids makes of one."""
 
 
 class Unrolled(NamedTuple):
@@ -68,11 +65,8 @@ class ActorCritic(Policy):
         Sizes of the hidden layers; not for an image alone, whose network has its own.
     normalize_obs
         Whether flat observations are normalised by ``stats``, which the learner updates.
-    tile
-        Pixels of a cell, of images of grids: see :func:`pipelines.networks.images.tile_cnn`. 0
-        for other networks.
     cnn
-        Convolutions over other images, see :func:`pipelines.networks.images.image_network`.
+        Convolutions over images, see :func:`pipelines.networks.images.image_network`.
 
     Raises
     ------
@@ -86,13 +80,12 @@ class ActorCritic(Policy):
         action_space: gym.Space[Any],
         hidden: tuple[int, ...] = (64, 64),
         normalize_obs: bool = True,
-        tile: int = 0,
-        cnn: Network | None = None,
+        cnn: str | None = None,
     ) -> None:
         super().__init__()
         self.head = ActionHead(action_space)
         self.observations = Observations(observation_space)
-        self.eyes, self.stats, inputs = body_of(observation_space, normalize_obs, tile, cnn)
+        self.eyes, self.stats, inputs = body_of(observation_space, normalize_obs, cnn)
         layers = hidden if self.observations.numbers else ()
         self.actor = network((inputs, *layers, self.head.outputs), last_gain=0.01)
         self.critic = network((inputs, *layers, 1), last_gain=1.0)
@@ -165,26 +158,21 @@ class ActorCritic(Policy):
 
 
 def body_of(
-    space: gym.Space[Any], normalize_obs: bool, tile: int = 0, cnn: Network | None = None
+    space: gym.Space[Any], normalize_obs: bool, cnn: str | None = None
 ) -> tuple[nn.Module | None, RunningStats | None, int]:
     """Return convolutions for images, statistics for flat observations, and their outputs.
 
     Raises
     ------
     ConfigError
-        If observations are neither, or no images of such cells.
+        If observations are neither, or no images that the convolutions take.
     """
     observations = Observations(space)
     image, inputs = observations.image, observations.numbers
     stats = RunningStats(observations.shape) if normalize_obs and inputs else None
     if image is None:
-        if tile:
-            raise ConfigError(
-                f"--tile {tile} is for images, and observations are {space}: --tile 0"
-            )
+        refuse_cnn(cnn, space)
         return None, stats, inputs
-    if tile:
-        return tile_cnn(image, tile, TILE_FEATURES), stats, inputs + TILE_FEATURES
     eyes, features = image_network(cnn or CNN, image)
     return eyes, stats, inputs + features
 

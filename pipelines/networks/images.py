@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -17,20 +17,16 @@ from clusterenv.errors import ConfigError
 
 __all__ = [
     "SMALLEST",
-    "Network",
     "image_network",
     "is_image",
     "nature_cnn",
     "planes_of",
     "pooled_cnn",
+    "refuse_cnn",
     "residual_cnn",
     "stack_of",
     "tile_cnn",
 ]
-
-Network = Literal["residual", "nature", "pooled"]
-"""Names of the convolutions that learners choose from, by ``--cnn``."""
-
 
 SMALLEST = 16
 """Pixels of the shorter side of an image that a residual network takes."""
@@ -159,21 +155,49 @@ def pooled_cnn(
     return body.extend([nn.Linear(_outputs(body, shape), features), nn.ReLU()])
 
 
-def image_network(name: Network, shape: tuple[int, ...]) -> tuple[nn.Sequential, int]:
+def image_network(name: str, shape: tuple[int, ...]) -> tuple[nn.Sequential, int]:
     """Return convolutions for images of this shape, and how many numbers they make of one.
+
+    Parameters
+    ----------
+    name
+        Of the convolutions: ``residual``, ``nature``, ``pooled``, or ``tiles:9`` for images of
+        grids whose cells have sides of 9 pixels.
+    shape
+        Of an image, or of a stack of them.
+
+    Raises
+    ------
+    ConfigError
+        If there are none of that name, or images of this shape do not fit them.
 
     Examples
     --------
-    >>> image_network("nature", (4, 84, 84))[1], image_network("pooled", (4, 84, 84))[1]
-    (3136, 256)
+    >>> image_network("nature", (4, 84, 84))[1], image_network("tiles:9", (63, 63, 3))[1]
+    (3136, 128)
     """
-    makers: dict[Network, Callable[[tuple[int, ...]], nn.Sequential]] = {
+    makers: dict[str, Callable[[tuple[int, ...]], nn.Sequential]] = {
         "residual": residual_cnn,
         "nature": nature_cnn,
         "pooled": pooled_cnn,
     }
-    network = makers[name](shape)
+    kind, _, side = name.partition(":")
+    if kind == "tiles" and side.isdecimal() and int(side):
+        network = tile_cnn(shape, int(side))
+    elif name in makers:
+        network = makers[name](shape)
+    else:
+        known = ", ".join([*makers, "tiles:9"])
+        raise ConfigError(f"--cnn {name} is unknown, one of {known}: --cnn residual")
     return network, _outputs(network, shape)
+
+
+def refuse_cnn(name: str | None, space: gym.Space[Any]) -> None:
+    """Raise if convolutions are asked for where observations are no images."""
+    if name is not None:
+        raise ConfigError(
+            f"--cnn {name} is for images, and observations are {space}: leave --cnn out"
+        )
 
 
 def _planes_for(shape: tuple[int, ...]) -> int:
@@ -252,8 +276,8 @@ def tile_cnn(
     if height % tile or width % tile:
         common = math.gcd(height, width)
         raise ConfigError(
-            f"--tile {tile} does not divide images of {height} × {width} pixels into cells: "
-            + (f"--tile {common}" if common > 1 else "--tile 0 for a residual network")
+            f"--cnn tiles:{tile} does not divide images of {height} × {width} pixels into cells: "
+            + (f"--cnn tiles:{common}" if common > 1 else "--cnn residual")
         )
     cells = (height // tile) * (width // tile)
     return nn.Sequential(

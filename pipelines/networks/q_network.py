@@ -10,11 +10,11 @@ import gymnasium as gym
 from torch import Tensor, nn
 
 from clusterenv.errors import ConfigError
-from pipelines.networks.images import Network, image_network, is_image
+from pipelines.networks.images import image_network, is_image, refuse_cnn
 
 __all__ = ["QNetwork", "actions_of", "layers_of"]
 
-CNN: Network = "nature"
+CNN = "nature"
 """Convolutions over images, unless others are asked for."""
 
 
@@ -56,7 +56,7 @@ class QNetwork(nn.Module):
         action_space: gym.Space[Any],
         hidden: tuple[int, ...] = (256, 256),
         duelling: bool = False,
-        cnn: Network | None = None,
+        cnn: str | None = None,
     ) -> None:
         super().__init__()
         actions = actions_of(action_space)
@@ -98,7 +98,7 @@ class _Flat(nn.Flatten):
 
 
 def layers_of(
-    space: gym.Space[Any], hidden: tuple[int, ...], cnn: Network | None = None
+    space: gym.Space[Any], hidden: tuple[int, ...], cnn: str | None = None
 ) -> tuple[nn.Module, nn.Sequential, int]:
     """Return convolutions for images, or what flattens; hidden layers; the size of the last.
 
@@ -116,6 +116,7 @@ def layers_of(
     if is_image(space):
         eyes, inputs = image_network(cnn or CNN, space.shape)
     else:
+        refuse_cnn(cnn, space)
         eyes, inputs = _Flat(), math.prod(space.shape)
     sizes = (inputs, *hidden)
     layers = [(nn.Linear(*pair), nn.ReLU()) for pair in itertools.pairwise(sizes)]

@@ -22,7 +22,6 @@ from pipelines.networks.actor_critic import (
     network,
     update_stats,
 )
-from pipelines.networks.images import Network
 from pipelines.networks.observations import Observations
 
 __all__ = ["RecurrentActorCritic"]
@@ -38,13 +37,11 @@ class RecurrentActorCritic(Policy):
 
     Parameters
     ----------
-    observation_space, action_space, hidden, normalize_obs, tile
+    observation_space, action_space, hidden, normalize_obs, cnn
         As for :class:`pipelines.networks.actor_critic.ActorCritic`; ``hidden`` are the layers
         below the LSTM.
     units
         Of the LSTM.
-    cnn
-        As for :class:`pipelines.networks.actor_critic.ActorCritic`.
 
     Raises
     ------
@@ -59,13 +56,12 @@ class RecurrentActorCritic(Policy):
         hidden: tuple[int, ...] = (64,),
         units: int = 64,
         normalize_obs: bool = True,
-        tile: int = 0,
-        cnn: Network | None = None,
+        cnn: str | None = None,
     ) -> None:
         super().__init__()
         self.head = ActionHead(action_space)
         self.observations = Observations(observation_space)
-        eyes, self.stats, features = body_of(observation_space, normalize_obs, tile, cnn)
+        eyes, self.stats, features = body_of(observation_space, normalize_obs, cnn)
         self.flat = eyes is None
         if eyes is None:
             eyes = nn.Sequential(network((features, *hidden), last_gain=2**0.5), nn.Tanh())

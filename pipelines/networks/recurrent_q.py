@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from clusterenv.policies import Context, Decision, EpsilonGreedy
-from pipelines.networks.images import Network
 from pipelines.networks.q_network import actions_of, layers_of
 
 __all__ = ["RecurrentEpsilonGreedy", "RecurrentQNetwork"]
@@ -54,7 +53,7 @@ class RecurrentQNetwork(nn.Module):
         action_space: gym.Space[Any],
         hidden: tuple[int, ...] = (64,),
         units: int = 64,
-        cnn: Network | None = None,
+        cnn: str | None = None,
     ) -> None:
         super().__init__()
         self.actions, self.units = actions_of(action_space), units

@@ -43,7 +43,7 @@ SMALL: dict[str, Any] = {
     "horizon": 8,
     "shards": 2,
     "recurrent": 8,
-    "tile": 9,
+    "cnn": "tiles:9",
     "engine": "native",
     "memory": 16,
     "familiarity": 32,
@@ -256,20 +256,22 @@ def test_a_convolution_of_cells_is_the_ordinary_one(shape: tuple[int, ...]) -> N
 
 
 @pytest.mark.parametrize(
-    ("tile", "space", "message"),
+    ("cnn", "space", "message"),
     [
-        (5, IMAGE, "--tile 5 does not divide images of 18 × 27 pixels into cells: --tile 9"),
-        (9, gym.spaces.Box(-1, 1, (3,)), r"--tile 9 is for images.*Box.*: --tile 0"),
+        ("tiles:5", IMAGE, "--cnn tiles:5 does not divide images of 18 × 27 .*: --cnn tiles:9"),
+        ("tiles:9", gym.spaces.Box(-1, 1, (3,)), r"--cnn tiles:9 is for images.*: leave --cnn out"),
+        ("tiles:0", IMAGE, "--cnn tiles:0 is unknown, one of residual, .*, tiles:9"),
+        ("tiles", IMAGE, "--cnn tiles is unknown, one of residual, .*, tiles:9"),
     ],
 )
-def test_cells_that_do_not_fit_are_refused(tile: int, space: Any, message: str) -> None:
+def test_cells_that_do_not_fit_are_refused(cnn: str, space: Any, message: str) -> None:
     for recurrent in (0, 8):
         with pytest.raises(ConfigError, match=message):
-            IMPALA(IMPALA.args_type(tile=tile, recurrent=recurrent), space, FOUR)
+            IMPALA(IMPALA.args_type(cnn=cnn, recurrent=recurrent), space, FOUR)
 
 
 def test_a_network_for_grids_can_be_exported(tmp_path: Path) -> None:
-    agent = IMPALA(IMPALA.args_type(tile=9), IMAGE, FOUR).agent
+    agent = IMPALA(IMPALA.args_type(cnn="tiles:9"), IMAGE, FOUR).agent
     assert isinstance(agent, ActorCritic)
     export(agent, IMAGE, tmp_path / "policy.pt2")
     images = torch.randint(0, 256, (3, *IMAGE.shape), dtype=torch.uint8)
@@ -409,7 +411,7 @@ def test_settings_that_cannot_work_are_refused(changes: dict[str, Any], message:
 
 
 def test_observations_without_an_image_are_refused() -> None:
-    args = MemoryIMPALA.args_type(**{**SMALL, "tile": 0, "engine": "auto"})
+    args = MemoryIMPALA.args_type(**{**SMALL, "cnn": None, "engine": "auto"})
     both = gym.spaces.Dict(camera=IMAGE, speed=gym.spaces.Box(-1, 1, (2,)))
     for space in (gym.spaces.Box(-1, 1, (3,)), both):
         with pytest.raises(ConfigError, match=r"made of images.*train impala --recurrent 64"):

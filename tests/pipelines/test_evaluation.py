@@ -201,7 +201,7 @@ GRID = "clusterenv/ZipfGridworldSmall-v0"
 def test_splits_are_judged_apart_by_their_own_episodes(tmp_path: Path, cluster: str) -> None:
     """The means are those of an evaluator that knows nothing of the others."""
     splits = ("rare", "uniform", "zipf")
-    sizes = {"num_envs": 4, "horizon": 16, "shards": 2, "tile": 9, "engine": "native"}
+    sizes = {"num_envs": 4, "horizon": 16, "shards": 2, "cnn": "tiles:9", "engine": "native"}
     evaluated = {"evaluate_every": 64, "evaluate_episodes": 7, "evaluate_splits": splits}
     more = {"total_steps": 64, "log_every": 1, "quiet": True, "cluster": cluster, "out": tmp_path}
     result = run(IMPALA, IMPALA.preset(GRID, **sizes, **evaluated, **more))

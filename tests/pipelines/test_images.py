@@ -67,6 +67,14 @@ def test_every_learner_of_images_takes_the_convolutions_that_are_asked_for(name:
     assert kernels == {None: kernels[default], "residual": 3, "nature": 8, "pooled": 4}
 
 
+@pytest.mark.parametrize("name", ["ppo", "impala", "impact", "vmpo", "dqn", "apex", "r2d2", "sac"])
+def test_convolutions_without_images_are_refused(name: str) -> None:
+    kind, box = learners.load(name), gym.spaces.Box(-1, 1, (3,))
+    actions = box if name == "sac" else gym.spaces.Discrete(3)
+    with pytest.raises(ConfigError, match=r"--cnn pooled is for images.*Box.*: leave --cnn out"):
+        kind(kind.args_type(cnn="pooled"), box, actions)
+
+
 def test_an_lstm_takes_them_too() -> None:
     kind = learners.load("impala")
     args = kind.args_type(recurrent=8, cnn="pooled")
