@@ -2,6 +2,7 @@
 
     python -m benchmarks.football                     # what a row costs, and what follows for runs
     python -m benchmarks.football --learners ppo --steps 20000
+    python -m benchmarks.football --constant          # what always the same action scores
 
 Without ``--learners`` no run is started: the CPU time of a step of the simulation, of a decision
 and of learning is measured in this process, and throughput and memory of a run are computed from
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import psutil
 import torch
 
@@ -45,6 +47,8 @@ PROCESS, ENGINE = 350_000_000, 59_000_000
 SIDE = 1.1
 """Slots of a replay store for each row, those for the ends of episodes and fragments included."""
 SHARDS = 2
+RIGHT, SHOOT = 5, 12
+"""Numbers of actions."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,6 +230,23 @@ def measured(name: str, steps: int) -> str:
     )
 
 
+def score(env: str, action: int | None) -> float:
+    """Return the mean score of 16 episodes of one action, or of random ones: two of each of 8."""
+    envs = gym.make_vec(env, 8, vectorization_mode="vector_entry_point", reward="score")
+    envs.action_space.seed(9000)
+    envs.reset(seed=9000)
+    scores, left, over = 0.0, np.full(8, 2), np.zeros(8, bool)
+    while left.any():
+        chosen = envs.action_space.sample() if action is None else np.full(8, action)
+        _, rewards, terminated, truncated, _ = envs.step(chosen)
+        counted = (left > 0) & ~over  # the step after an end only resets
+        scores += float(rewards[counted].sum())
+        over = (terminated | truncated) & ~over
+        left -= over & counted
+    envs.close()
+    return scores / 16
+
+
 def megabytes(count: float) -> str:
     """Return bytes as text.
 
@@ -242,7 +263,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--learners", nargs="*", choices=LEARNERS, default=[])
     parser.add_argument("--steps", type=int, default=20_000)
+    parser.add_argument("--constant", action="store_true", help="only what one action scores")
     args = parser.parse_args(argv)
+    if args.constant:
+        print("| task | always right | always shoot | random |\n|---|---:|---:|---:|")
+        for env in EASIEST:
+            scores = [score(env, action) for action in (RIGHT, SHOOT, None)]
+            print(f"| {env} | {' | '.join(f'{each:.2f}' for each in scores)} |", flush=True)
+        return
     torch.set_num_threads(1)
     cores = len(os.sched_getaffinity(0))
     envs = gym.make_vec(EASIEST[0], 8, vectorization_mode="vector_entry_point")
