@@ -24,9 +24,10 @@ from pipelines.experiment import config_file, dashboard, options
 from pipelines.experiment.algorithm import Algorithm, Losses, check_algorithm
 from pipelines.experiment.args import FREE, RunArgs, collector_options
 from pipelines.experiment.directories import JOURNAL, check_kind, check_writable, unused
-from pipelines.experiment.display import Display, summary
+from pipelines.experiment.display import Display
 from pipelines.experiment.episodes import Episodes, mean
 from pipelines.experiment.evaluation import Evaluations
+from pipelines.experiment.facts import summary
 from pipelines.experiment.feeds import feed_of
 from pipelines.experiment.initial_weights import take_weights
 from pipelines.experiment.interrupt import Interrupt

@@ -26,8 +26,9 @@ from clusterenv.store import Journal, Stack
 from pipelines.experiment import dashboard, options
 from pipelines.experiment.checks import Bound, Count, Natural, Options, Share, check_shards
 from pipelines.experiment.directories import check_kind, check_writable, note_of
-from pipelines.experiment.display import Display, duration
+from pipelines.experiment.display import Display
 from pipelines.experiment.episodes import BatchStream, Episodes, mean
+from pipelines.experiment.facts import duration
 from pipelines.experiment.interrupt import Interrupt
 from pipelines.experiment.jobs import job_files
 from pipelines.experiment.metrics import Metrics, collected
