@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,10 +22,11 @@ from benchmarks.studies import records
 from benchmarks.studies.aps_arms import Arm
 from benchmarks.studies.aps_defaults import Outcome, Verdict, judge, table
 from benchmarks.studies.aps_learner_plots import draw
+from benchmarks.studies.command import main
 from benchmarks.studies.curves import GOALS
-from clusterenv.errors import ClusterEnvError, ConfigError
+from clusterenv.errors import ConfigError
 from pipelines import learners
-from pipelines.experiment import options, run
+from pipelines.experiment import run
 from pipelines.experiment.checks import Count, Limit, Natural, Options
 from pipelines.experiment.directories import check_kind, unused
 from pipelines.experiment.sinks import read_csv
@@ -206,13 +206,5 @@ def sweep(args: Args) -> dict[str, Verdict]:
     return verdicts
 
 
-def main() -> None:
-    """Read the command line and sweep."""
-    try:
-        sweep(options.read(Args, None, description=__doc__))
-    except (ClusterEnvError, KeyboardInterrupt) as error:
-        sys.exit(f"aps_learners: {str(error) or 'interrupted'}")
-
-
 if __name__ == "__main__":
-    main()
+    main(sweep, Args)

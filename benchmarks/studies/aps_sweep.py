@@ -11,7 +11,6 @@ import dataclasses
 import json
 import math
 import shutil
-import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -32,8 +31,9 @@ from benchmarks.studies.aps_arms import (
     table,
 )
 from benchmarks.studies.aps_plots import draw
-from clusterenv.errors import ClusterEnvError, ConfigError
-from pipelines.experiment import options, run
+from benchmarks.studies.command import main
+from clusterenv.errors import ConfigError
+from pipelines.experiment import run
 from pipelines.experiment.directories import check_kind, unused
 from pipelines.experiment.sinks import read_csv
 from pipelines.ppo import PPO
@@ -171,13 +171,5 @@ def sweep(args: Args) -> Verdict:
     return verdict
 
 
-def main() -> None:
-    """Read the command line and sweep."""
-    try:
-        sweep(options.read(Args, None, description=__doc__))
-    except (ClusterEnvError, KeyboardInterrupt) as error:
-        sys.exit(f"aps_sweep: {str(error) or 'interrupted'}")
-
-
 if __name__ == "__main__":
-    main()
+    main(sweep, Args)

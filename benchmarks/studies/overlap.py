@@ -10,16 +10,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median, stdev
 
 from benchmarks.studies import records
+from benchmarks.studies.command import main
 from benchmarks.studies.curves import GOALS
-from clusterenv.errors import ClusterEnvError, ConfigError
-from pipelines.experiment import options, run
+from clusterenv.errors import ConfigError
+from pipelines.experiment import run
 from pipelines.experiment.checks import Count, Natural, Options
 from pipelines.experiment.directories import check_kind
 from pipelines.ppo import PPO
@@ -132,13 +132,5 @@ def study(args: Args) -> list[Outcome]:
     return outcomes
 
 
-def main() -> None:
-    """Read the command line and run the study."""
-    try:
-        study(options.read(Args, None, description=__doc__))
-    except (ClusterEnvError, KeyboardInterrupt) as error:
-        sys.exit(f"overlap: {str(error) or 'interrupted'}")
-
-
 if __name__ == "__main__":
-    main()
+    main(study, Args)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,11 +24,12 @@ from matplotlib.figure import Figure
 
 import clusterenv
 from benchmarks.studies import records
+from benchmarks.studies.command import main
 from clusterenv import Evaluation
-from clusterenv.errors import ClusterEnvError, ConfigError
+from clusterenv.errors import ConfigError
 from pipelines import learners
 from pipelines.envs.zipf_gridworld import ZipfGridworld, observation, task_probabilities
-from pipelines.experiment import options, run
+from pipelines.experiment import run
 from pipelines.experiment.checks import Count, Natural, Options
 from pipelines.experiment.directories import check_kind
 from pipelines.experiment.sinks import read_csv
@@ -288,13 +288,5 @@ def study(args: Args) -> list[Outcome]:
     return outcomes
 
 
-def main() -> None:
-    """Read the command line and run the study."""
-    try:
-        study(options.read(Args, None, description=__doc__))
-    except (ClusterEnvError, KeyboardInterrupt) as error:
-        sys.exit(f"rare_tasks: {str(error) or 'interrupted'}")
-
-
 if __name__ == "__main__":
-    main()
+    main(study, Args)

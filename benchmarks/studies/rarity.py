@@ -9,7 +9,6 @@ with a network that learns nothing.
 from __future__ import annotations
 
 import dataclasses
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +16,12 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from benchmarks.studies.command import main
 from benchmarks.studies.rare_tasks import correlation
-from clusterenv.errors import ClusterEnvError
 from pipelines.episodic_memory import MemoryIMPALA
-from pipelines.experiment import options
 from pipelines.experiment.checks import Count, Natural, Options
 
-__all__ = ["ARMS", "Args", "measure"]
+__all__ = ["ARMS", "Args", "measure", "study"]
 
 NUM_ENVS = 64
 STEPS = 8  # of all environments between updates
@@ -68,12 +66,8 @@ def measure(args: Args, seed: int, lr: float = 1e-3, apart: bool = False) -> flo
     return correlation(args.env, learner.familiarity.state_dict())
 
 
-def main() -> None:
-    """Read the command line, measure and print a table."""
-    try:
-        args = options.read(Args, None, description=__doc__)
-    except ClusterEnvError as error:
-        sys.exit(f"rarity: {error}")
+def study(args: Args) -> None:
+    """Measure, and print a table."""
     torch.set_num_threads(1)
     print("| | Spearman, by seed |\n|---|---|")
     for arm, changes in ARMS.items():
@@ -82,4 +76,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(study, Args)
