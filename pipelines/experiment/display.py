@@ -30,9 +30,6 @@ HISTORY = 28
 FACT_WIDTH = 26  # of a fact with a history beside it
 
 
-# How it is shown
-
-
 class _Form(Protocol):
     """A way to show facts."""
 
