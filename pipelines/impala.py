@@ -81,6 +81,10 @@ FOOTBALL: dict[str, Any] = {
     "minibatches": 4, "lr": 1e-3, "gamma": 0.993, "lam": 0.95, "reward_scale": 5.0,
     "log_every": 5_000, "checkpoint_every": 50_000, "evaluate_env_args": ("reward=score",),
 }
+ATARI: dict[str, Any] = {
+    "horizon": 20, "lr": 6e-4, "reward_clip": 1.0, "hidden": (256,), "total_steps": 300_000,
+    "log_every": 2_000, "checkpoint_every": 50_000,
+}
 ZIPF: dict[str, Any] = {
     "num_envs": 64, "horizon": 32, "recurrent": 64, "cnn": "tiles:9", "engine": "native",
     "lr": 2e-3, "gamma": 0.98, "reward_scale": 10.0, "value_coef": 0.05,
@@ -98,6 +102,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "entropy": 0.001, "reward_scale": 0.1,
     },
     **dict.fromkeys(football.EASIEST, FOOTBALL),
+    "Breakout-v5": {**ATARI, "engine": "envpool"},
+    "ale_py:ALE/Breakout-v5": {**ATARI, "engine": "native"},
     "clusterenv/ZipfGridworld-v0": {**ZIPF, "total_steps": 20_000_000},
     "clusterenv/ZipfGridworldSmall-v0": {**ZIPF, "total_steps": 2_000_000},
 }

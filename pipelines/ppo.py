@@ -66,6 +66,11 @@ FOOTBALL: dict[str, Any] = {
     "minibatches": 16, "lr": 5e-4, "gamma": 0.993, "log_every": 5_000,
     "evaluate_env_args": ("reward=score",),
 }
+ATARI: dict[str, Any] = {
+    "total_steps": 300_000, "num_envs": 16, "horizon": 64, "overlap": True, "epochs": 3,
+    "minibatches": 8, "lr": 5e-4, "clip": 0.1, "scale_rewards": True, "hidden": (256,),
+    "log_every": 2_000,
+}
 PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {
         "total_steps": 150_000, "horizon": 64, "epochs": 10, "lr": 1e-3,
@@ -79,6 +84,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "total_steps": 400_000, "horizon": 200, "epochs": 10, "minibatches": 16,
         "lr": 5e-4, "gamma": 0.9, "entropy": 0.0,
     },
+    "Breakout-v5": {**ATARI, "engine": "envpool"},
+    "ale_py:ALE/Breakout-v5": {**ATARI, "engine": "native"},
     **dict.fromkeys(football.EASIEST, FOOTBALL),
 }
 # fmt: on

@@ -67,7 +67,7 @@ def check_splits(env: str, splits: Sequence[str], engine: str) -> None:
         if f"eval_{split}" in known or splits.count(split) > 1:
             why = "twice" if splits.count(split) > 1 else "which is the name of another metric"
             raise ConfigError(f"{said} has {split!r}, {why}; leave it out")
-    if engine not in ("auto", "gymnasium", "native"):
+    if splits and engine not in ("auto", "gymnasium", "native"):
         raise ConfigError(
             f"{said} makes environments by Gymnasium, and not by --engine {engine}: --engine auto"
         )

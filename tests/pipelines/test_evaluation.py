@@ -251,6 +251,11 @@ def test_splits_that_are_not_there_are_refused(
         check_splits(env, changes["evaluate_splits"], changes.get("engine", "auto"))
 
 
+@pytest.mark.parametrize("engine", ["auto", "gymnasium", "native", "envpool"])
+def test_a_run_without_splits_may_have_any_engine(engine: str) -> None:
+    check_splits("CartPole-v1", (), engine)
+
+
 def test_metrics_of_splits_are_read_back_apart_from_the_learners() -> None:
     metrics = Metrics(steps=3, eval_splits={"eval_rare": 0.5}, learner={"kl": 0.1})
     assert Metrics.read(metrics.given()) == metrics
