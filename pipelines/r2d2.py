@@ -97,7 +97,7 @@ class Args(ReplayArgs):
 # fmt: off
 PRESETS: dict[str, dict[str, Any]] = {
     "clusterenv/CartPoleNoVelocity-v1": {
-        "total_steps": 200_000, "lr": 1e-3, "anneal": True, "gamma": 0.99, "rows_per_update": 32,
+        "total_steps": 400_000, "lr": 1e-3, "anneal": True, "gamma": 0.99, "rows_per_update": 32,
     },
     "Pong-v5": {
         "engine": "envpool", "total_steps": 100_000, "num_envs": 8, "horizon": 40, "sequence": 80,
