@@ -67,7 +67,7 @@ FOOTBALL: dict[str, Any] = {
     "evaluate_env_args": ("reward=score",),
 }
 ATARI: dict[str, Any] = {
-    "total_steps": 300_000, "num_envs": 16, "horizon": 64, "overlap": True, "epochs": 3,
+    "total_steps": 300_000, "num_envs": 16, "horizon": 64, "overlap": True, "epochs": 2,
     "minibatches": 8, "lr": 5e-4, "clip": 0.1, "scale_rewards": True, "hidden": (256,),
     "log_every": 2_000,
 }
