@@ -56,8 +56,8 @@ class Args(VTraceArgs):
 PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {"lr": 2e-3, "horizon": 32, "target_every": 16, "reward_scale": 0.1},
     "LunarLander-v3": {
-        "total_steps": 1_500_000, "horizon": 64, "minibatches": 8, "uses": 4, "lr": 1e-3,
-        "gamma": 0.999, "lam": 0.98, "target_every": 2, "reward_scale": 0.05,
+        "total_steps": 1_500_000, "num_envs": 8, "horizon": 32, "minibatches": 4, "lr": 1e-3,
+        "gamma": 0.999, "lam": 0.98, "reward_scale": 0.05,
     },
     "Pendulum-v1": {
         # Whole episodes, as for PPO; few environments, so that the rows in flight are few.
