@@ -99,7 +99,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "LunarLander-v3": {
         # Few environments and short fragments: few rows are in flight while the learner moves on.
-        "total_steps": 1_500_000, "num_envs": 8, "horizon": 32, "minibatches": 4, "lr": 1e-3,
+        "total_steps": 1_500_000, "num_envs": 4, "horizon": 32, "minibatches": 2, "lr": 1e-3,
         "gamma": 0.999, "lam": 0.98, "entropy": 0.001, "grad_norm": 0.5, "reward_scale": 0.02,
     },
     **dict.fromkeys(football.EASIEST, FOOTBALL),
