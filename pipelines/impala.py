@@ -82,8 +82,9 @@ FOOTBALL: dict[str, Any] = {
     "log_every": 5_000, "checkpoint_every": 50_000, "evaluate_env_args": ("reward=score",),
 }
 ATARI: dict[str, Any] = {
-    "horizon": 20, "lr": 6e-4, "reward_clip": 1.0, "hidden": (256,), "total_steps": 300_000,
-    "log_every": 2_000, "checkpoint_every": 50_000,
+    "total_steps": 300_000, "horizon": 20, "minibatches": 4, "lr": 6e-4, "lam": 0.95,
+    "entropy": 0.002, "reward_clip": 1.0, "hidden": (256,), "log_every": 2_000,
+    "checkpoint_every": 50_000,
 }
 ZIPF: dict[str, Any] = {
     "num_envs": 64, "horizon": 32, "recurrent": 64, "cnn": "tiles:9", "engine": "native",
