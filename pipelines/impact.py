@@ -40,6 +40,7 @@ class Args(VTraceArgs):
     draws: Count = 1  # fragments that are drawn, if there are, for each one that is taken
     target_every: Count = 4  # draws between copies to the target network
     clip: Bound = 0.4  # clipping range of the ratio
+    normalize_advantages: bool = True  # to mean 0 and deviation 1, in each fragment
     kl_coef: NotNegative = 0.0  # initial weight of the KL divergence from the target; 0 for none
     kl_target: Positive = 0.01  # with --kl-coef: its weight grows above twice, falls below half
 
@@ -56,8 +57,10 @@ class Args(VTraceArgs):
 PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {"lr": 2e-3, "horizon": 32, "target_every": 16, "reward_scale": 0.1},
     "LunarLander-v3": {
+        # Fragments of 128 rows are too small to normalise the advantages of each by itself.
         "total_steps": 1_500_000, "num_envs": 8, "horizon": 32, "minibatches": 4, "lr": 1e-3,
-        "gamma": 0.999, "lam": 0.98, "reward_scale": 0.05,
+        "gamma": 0.999, "lam": 0.98, "entropy": 0.001, "grad_norm": 0.5, "reward_scale": 0.02,
+        "normalize_advantages": False,
     },
     "Pendulum-v1": {
         # Whole episodes, as for PPO; few environments, so that the rows in flight are few.
@@ -120,7 +123,8 @@ class IMPACT(VTraceLearner):
         unrolled, reference = self.agent.unroll(rows), self.target.unroll(rows)
         targets = self.targets(rows, unrolled, reference.log_prob)
         advantage = targets.advantages
-        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        if self.args.normalize_advantages:
+            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         obs = self.agent.normalize(self.agent.observed(rows.columns).flatten(0, 1))
         action = rows[self.agent.head.column].flatten(0, 1)
         near = reference.log_prob, rows["log_prob"], advantage, targets.targets
