@@ -130,6 +130,17 @@ def test_impacts_ratio_is_the_truncated_one_times_the_policys() -> None:
     torch.testing.assert_close(impact_ratio(learner, target, behaviour), expected)
 
 
+@pytest.mark.parametrize("normalized", [True, False])
+def test_impacts_advantages_are_normalized_unless_told_otherwise(normalized: bool) -> None:
+    learner = learner_of(IMPACT, normalize_advantages=normalized)
+    rows = rows_of(learner)
+    unrolled = learner.agent.unroll(rows)
+    expected = learner.targets(rows, unrolled, unrolled.log_prob).advantages.flatten()
+    if normalized:
+        expected = (expected - expected.mean()) / expected.std()
+    torch.testing.assert_close(learner.prepare(rows)[-2], expected)
+
+
 def test_impacts_target_follows_every_so_many_updates() -> None:
     learner = learner_of(IMPACT, target_every=3)
     rows = rows_of(learner)
