@@ -57,7 +57,7 @@ class Args(VTraceArgs):
 PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {"lr": 2e-3, "horizon": 32, "target_every": 16, "reward_scale": 0.1},
     "LunarLander-v3": {
-        # Fragments of 128 rows are too small to normalise the advantages of each by itself.
+        # As IMPALA's: few rows in flight, and advantages as they are, as a fragment has only 128.
         "total_steps": 1_500_000, "num_envs": 8, "horizon": 32, "minibatches": 4, "lr": 1e-3,
         "gamma": 0.999, "lam": 0.98, "entropy": 0.001, "grad_norm": 0.5, "reward_scale": 0.02,
         "normalize_advantages": False,
